@@ -30,19 +30,12 @@ from axrt.step_prediction import AS_FAST, Candidate, predicted
 
 
 class Resolved(NamedTuple):
-    """The schedule of a run.
+    """The schedule of a run."""
 
-    Args:
-        schedule: settings of the schedule with its policy.
-        job: its job for the model.
-        candidates: what was simulated, one text each, the chosen one first.
-        notes: lines for the user about what was left undone.
-    """
-
-    schedule: Schedule
-    job: Job
-    candidates: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    schedule: Schedule  # settings of the schedule with its policy
+    job: Job  # its job for the model
+    candidates: Sequence[str] = ()  # what was simulated, one text each, the chosen one first
+    notes: Sequence[str] = ()  # lines for the user about what was left undone
 
 
 def resolve(
@@ -51,9 +44,6 @@ def resolve(
     """Fill in the policy that the settings leave open. Every rank calls it; the main one decides.
 
     Args:
-        config: settings of the run.
-        model: layers and loss, the same on every rank.
-        rank: this rank.
         sample: a microbatch, (inputs, targets), to measure; only the main rank's counts. None:
             policy "auto" is refused, and a run that names no policy has one without measurement.
         compiler: compiler that runs the layers; None: they run as they are.
@@ -157,9 +147,6 @@ def choose(config: Config, model: PipelineModule, ranks: int, costs: ModelCosts)
     Args:
         config: settings; `schedule.placement`, `chunks` and `max_held` narrow the choice where they
             are set, and `memory.activations_mb` limits what a rank may hold.
-        model: layers that the schedules cut into stages.
-        ranks: number of ranks of a pipeline.
-        costs: what is known of layers, messages and the loop.
     Returns:
         The candidates, the one to take first, then the others by their time. Of those within 1 % of
         the fastest, the one that holds least is taken.

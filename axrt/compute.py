@@ -25,18 +25,13 @@ _LAUNCH_DEPTH = 2
 
 
 class Ended(NamedTuple):
-    """A task that has ended.
+    """A task that has ended."""
 
-    Args:
-        task: the task.
-        began_s: when it was started, or when the one before it had ended, whichever is later; in
-            seconds of `time.perf_counter`.
-        ended_s: when it had ended, on the same clock.
-    """
-
-    task: Task
+    task: Task  # the task
+    # when it was started, or when the one before it had ended, whichever is later; in seconds
+    # of `time.perf_counter`
     began_s: float
-    ended_s: float
+    ended_s: float  # when it had ended, on the same clock
 
 
 # A task that ends as it starts is finished at once. It went through the queue of running tasks and
@@ -45,7 +40,6 @@ class Compute:
     """Runs tasks on a queue, in the order in which they start.
 
     Args:
-        queue: queue that the tasks are put on.
         depth: number of tasks that may have started and not ended.
         naps: True to pause where a task is asked for that has not ended.
         clock: clock that says when tasks have ended; None: the host's.
@@ -89,7 +83,6 @@ class Compute:
         """Put the task behind those that have started.
 
         Args:
-            task: task to run.
             run: function that runs it on the current device and stream; tasks that start later may
                 use what it makes.
         """
@@ -125,9 +118,7 @@ def copies_on(device: torch.device, apart: bool, name: str) -> Compute:
     """The engine of copies in one direction between a device and scratch.
 
     Args:
-        device: device that has the slots.
         apart: True where a copy holds up the thread that calls for it, as that of a disk does.
-        name: name of the direction.
     """
     if apart:
         return Compute(ThreadQueue(f"axrt {name}", device), _LAUNCH_DEPTH, naps=False)

@@ -90,10 +90,6 @@ def decided(
     """The row, or a plan that is faster, in a simulation of one replica.
 
     Args:
-        config: settings of the run, which `takes_a_plan`.
-        model: layers that the schedule cuts into stages.
-        mesh: numbers of pipelines and replicas.
-        costs: what was measured.
         free: bytes that are free for each rank, before it has weights.
     Returns:
         The row, unless plans are faster: over 1 % with its cap, over 2 % more with a larger one.

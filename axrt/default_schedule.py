@@ -23,8 +23,6 @@ def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule
 
     Args:
         config: settings of the run; `schedule.policy` is not "auto".
-        model: layers that the schedule cuts into stages.
-        mesh: numbers of pipelines and replicas.
     Raises:
         ConfigError: the schedule does not fit the model or the ranks.
     """

@@ -53,7 +53,6 @@ def identity(device: torch.device, environment: Mapping[str, str] = os.environ) 
     """A name of the device that is the same in every process of the node; "" for the CPU.
 
     Args:
-        device: device of this process.
         environment: variables of this process. Slices of one GPU (MIG) are told apart by their
             names there, since some drivers give them the UUID of the whole.
     """
@@ -70,8 +69,6 @@ def agreed(device: torch.device, node: Sequence[str], wanted: str, share: bool) 
     """The device of a rank, when all ranks of its node have chosen.
 
     Args:
-        device: device that this rank has chosen.
-        node: identities of the devices that the ranks of the node have chosen.
         wanted: "auto", "cpu", or the type of an accelerator.
         share: True if several ranks may use one accelerator.
     Returns:

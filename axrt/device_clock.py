@@ -21,10 +21,6 @@ class Clock(Protocol):
     def time_of(self, moment: Moment, began_s: float) -> float:
         """When a moment has passed, in seconds of `time.perf_counter`. It is asked when the moment
         is seen to have passed, in the order of the queue.
-
-        Args:
-            moment: end of a task.
-            began_s: when the task began, on the same clock.
         """
         ...
 

@@ -30,8 +30,6 @@ Steps = Generator[Awaited, None, Result]
 class Errand(Generic[Result]):
     """An errand under way.
 
-    Args:
-        steps: what is to be done.
     Attributes:
         done: True when it has ended.
     """

@@ -20,19 +20,12 @@ Made = TypeVar("Made")
 
 @dataclass(slots=True)
 class Collected:
-    """The parts that have come under one key.
+    """The parts that have come under one key."""
 
-    Args:
-        wanted: number of parts there will be; None while no caller has asked.
-        due: how many parts each rank sends.
-        parts: payloads that have come, by `Note.about`.
-        heard: how many parts have come from each rank.
-    """
-
-    wanted: int | None = None
-    due: Counter[int] = field(default_factory=Counter)
-    parts: dict[int, Any] = field(default_factory=dict)
-    heard: Counter[int] = field(default_factory=Counter)
+    wanted: int | None = None  # number of parts there will be; None while no caller has asked
+    due: Counter[int] = field(default_factory=Counter)  # how many parts each rank sends
+    parts: dict[int, Any] = field(default_factory=dict)  # payloads that have come, by `Note.about`
+    heard: Counter[int] = field(default_factory=Counter)  # how many parts have come from each rank
 
     @property
     def whole(self) -> bool:
@@ -56,10 +49,6 @@ class Collected:
 class Exchange:
     """Sends, collects and waits for notes; parts that no caller has asked for yet are kept.
 
-    Args:
-        loop: loop that carries the notes.
-        rank: this rank in the job.
-        size: number of ranks of the job.
     Attributes:
         calls: calls of the engine that every rank makes.
     """
@@ -74,9 +63,6 @@ class Exchange:
         """Send a note to a rank, which may be this one.
 
         Args:
-            rank: rank in the job.
-            note: topic of the note, and what it is about.
-            payload: value that travels with it, as `Parcel.payload`.
             generation: number of the session that it belongs to; 0 for notes that outlive sessions.
         """
         self._loop.tell(rank, note, payload, generation)
@@ -99,7 +85,6 @@ class Exchange:
         """Ask for the parts under a key.
 
         Args:
-            topic, number, generation: the key.
             from_ranks: rank that sends it, for each part.
         Returns:
             The collection, which fills as notes come.
@@ -118,9 +103,6 @@ class Exchange:
     def wait(self, collected: Collected, what: str) -> list[Any]:
         """Wait for all parts.
 
-        Args:
-            collected: collection from `claim`.
-            what: name of what is waited for, for errors and diagnosis.
         Returns:
             The parts, in the order of what they are about.
         """
@@ -134,12 +116,7 @@ class Exchange:
         return errand
 
     def finish(self, errand: Errand[Made], what: str) -> Made:
-        """Wait for the end of an errand.
-
-        Args:
-            errand: errand that has begun.
-            what: name of what is waited for.
-        """
+        """Wait for the end of an errand."""
         self._loop.listen(lambda: errand.done, what, lambda: errand.owing)
         return errand.result
 
@@ -183,10 +160,6 @@ class Exchange:
         """Median time that a message takes from rank 0 to rank 1 and back, in seconds.
 
         Every rank calls it, and only rank 0's result counts.
-
-        Args:
-            payload: value that the message carries.
-            times: number of round trips.
         """
         taken = []
         for _ in range(times):

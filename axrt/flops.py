@@ -33,9 +33,6 @@ def training_flops(skeletons: Skeletons, sample: tuple[Any, Any]) -> float:
     """Operations of a forward and a backward: three times those of the products of a forward,
     attention as if each token saw all. What is recomputed counts once.
 
-    Args:
-        skeletons: layers of the model.
-        sample: a microbatch, (inputs, targets).
     Raises:
         Exception: some layer cannot run without memory; whatever it raises.
     """
@@ -51,10 +48,6 @@ def training_flops(skeletons: Skeletons, sample: tuple[Any, Any]) -> float:
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Operations a second that a device can do: those of its data sheet in 16 bits, elsewhere what
     a product of two matrices of 512 x 512 reaches now, the best of five.
-
-    Args:
-        device: the device.
-        dtype: type that it computes in.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     known = next((peak for part, peak in _KNOWN.items() if part in name), None)

@@ -10,27 +10,18 @@ _OF_SCALING = ("factor", "low", "high", "original")
 
 
 class GoneKey(NamedTuple):
-    """A key that there is no longer.
+    """A key that there is no longer."""
 
-    Args:
-        why: what a user does without it, and why.
-        as_now: the values that mean what is done now; files that say one of them are taken.
-    """
-
-    why: str
+    why: str  # what a user does without it, and why
+    # the values that mean what is done now; files that say one of them are taken
     as_now: tuple[Any, ...]
 
 
 class FormerValue(NamedTuple):
-    """A value that a key no longer takes.
+    """A value that a key no longer takes."""
 
-    Args:
-        why: what a user takes instead, and why.
-        read_as: what it means where a checkpoint has it. Nothing that was trained depends on it.
-    """
-
-    why: str
-    read_as: Any
+    why: str  # what a user takes instead, and why
+    read_as: Any  # what it means where a checkpoint has it. Nothing that was trained depends on it.
 
 
 # By their present names.

@@ -14,17 +14,13 @@ from axrt.models.attention import Past, Remembers
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How the next token is chosen.
+    """How the next token is chosen."""
 
-    Args:
-        temperature: number that logits are divided by, at least 0; 0 takes the likeliest token.
-        top_k: number of likeliest tokens to choose among; 0: all.
-        top_p: the likeliest tokens that have this much of the probability together are chosen
-            among (nucleus sampling, Holtzman et al. 2020); 1: all.
-    """
-
+    # number that logits are divided by, at least 0; 0 takes the likeliest token
     temperature: float = 0.8
-    top_k: int = 0
+    top_k: int = 0  # number of likeliest tokens to choose among; 0: all
+    # the likeliest tokens that have this much of the probability together are chosen among
+    # (nucleus sampling, Holtzman et al. 2020); 1: all.
     top_p: float = 1.0
 
     def of(self, logits: Tensor, generator: torch.Generator) -> int:
@@ -32,7 +28,6 @@ class Choice:
 
         Args:
             logits: scores, shape (vocab,).
-            generator: random numbers, on the CPU.
         """
         if self.temperature == 0:
             return int(logits.argmax())
@@ -59,7 +54,6 @@ class Stage:
     Args:
         layers: the layers, on one device and in evaluation mode.
         context: most tokens of a text that they look at.
-        device: the device that they are on.
     """
 
     def __init__(self, layers: nn.Module, context: int, device: torch.device = CPU) -> None:
@@ -68,13 +62,7 @@ class Stage:
         self._pasts: dict[int, list[Past]] = {}
 
     def forward(self, slot: int, value: Any, is_fresh: bool) -> Any:
-        """Compute what follows the tokens so far.
-
-        Args:
-            slot: slot of the text.
-            value: what goes into the first layer, for the next tokens.
-            is_fresh: no token so far counts: a text begins, or begins anew further on.
-        """
+        """Compute what follows the tokens so far."""
         if is_fresh:
             self._pasts[slot] = [Past(self._context) for _ in self._remembering]
         for module, past in zip(self._remembering, self._pasts[slot], strict=True):
@@ -87,8 +75,6 @@ class Text:
 
     Args:
         prompt: tokens that it begins with, at least one.
-        number: number of tokens to add.
-        context: number of last tokens that the model looks at.
         keeps: the model's layers keep keys and values, so that a token alone is fed while all
             tokens are in the context. Behind that all are fed each time.
     """

@@ -17,8 +17,6 @@ def share_given_weights(rank: Rank, job: Job, layers: list[Layer]) -> None:
 
     Args:
         rank: this rank; all of them call it.
-        job: schedule of the training.
-        layers: layers of the whole model.
     """
     exchange, mesh = rank.exchange, rank.mesh
     mine = [

@@ -20,8 +20,6 @@ def groups_on(
     rank calls it at the same time.
 
     Args:
-        rank: this rank.
-        job: schedule of the run.
         copies: copies of each bucket of a stage, by stage.
     """
     if not job.by_library:

@@ -17,12 +17,7 @@ from axrt.queues import DeviceStream, current_stream
 
 
 class Handover:
-    """The border of one rank.
-
-    Args:
-        device: device that the rank computes on.
-        compute: engine that runs its tasks.
-    """
+    """The border of one rank."""
 
     def __init__(self, device: torch.device, compute: Compute) -> None:
         self._device, self._compute = device, compute

@@ -21,7 +21,6 @@ def free_on_host(mounted: Path = _MOUNTED, mine: Path = _MINE) -> int:
 
     Args:
         mounted: where control groups are.
-        mine: file that names those of this process.
     """
     return min([int(psutil.virtual_memory().available), *_left(mounted, mine)])
 

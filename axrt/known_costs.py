@@ -92,7 +92,6 @@ def measured_costs(
     calls it.
 
     Args:
-        config, model, rank: of the run.
         sample: a microbatch, (inputs, targets); only the main rank's counts.
         compiler: compiler that runs the layers; None: they run as they are.
     Raises:

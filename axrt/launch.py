@@ -52,19 +52,12 @@ or use the machine's own: load its module, and name its library where the loader
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The rank and size that the launcher's environment gives this process.
+    """The rank and size that the launcher's environment gives this process."""
 
-    Args:
-        launcher: name of the launcher whose variables were found.
-        rank: rank of this process in the job.
-        size: number of ranks of the job; None where it is not said.
-        local_rank: index of this process on its node; None where it is not said.
-    """
-
-    launcher: str
-    rank: int
-    size: int | None
-    local_rank: int | None
+    launcher: str  # name of the launcher whose variables were found
+    rank: int  # rank of this process in the job
+    size: int | None  # number of ranks of the job; None where it is not said
+    local_rank: int | None  # index of this process on its node; None where it is not said
 
 
 # SLURM_NTASKS is missing on purpose: a batch script carries it, and everything started from there.
@@ -93,8 +86,6 @@ _VARIABLES = (
 def told(environment: Mapping[str, str] = os.environ) -> Told | None:
     """Read the launcher's variables.
 
-    Args:
-        environment: variables of this process.
     Returns:
         None where no launcher has set any.
     """
@@ -123,7 +114,6 @@ def check_launcher(said: Told | None, environment: Mapping[str, str] = os.enviro
 
     Args:
         said: the variables of a launcher that MPI knows; None where there is none.
-        environment: variables of this process.
     Raises:
         LaunchError: torchrun, accelerate or deepspeed has.
     """
@@ -145,7 +135,6 @@ def check_world(said: Told | None, rank: int, size: int) -> None:
 
     Args:
         said: the launcher's variables; None where there is no launcher.
-        rank, size: rank of this process and number of ranks, as MPI says.
     Raises:
         LaunchError: they differ.
     """
@@ -167,9 +156,6 @@ class World:
     """The job of one process alone: no other ranks to talk to, or to end when it fails.
 
     `MpiWorld` is the job of several ranks.
-
-    Args:
-        device: device that this process has chosen.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -204,7 +190,6 @@ class World:
         """The transport to the other ranks.
 
         Args:
-            device: device that this rank computes on.
             cuda_aware: `run.cuda_aware`: "auto", "true" or "false".
         """
         return LocalWorld(1).alone()
@@ -289,7 +274,6 @@ class MpiWorld(World):
 
     Args:
         mpi: the module `mpi4py.MPI`, started.
-        device: device that this process has chosen.
         comm: communicator of its ranks; None: those that the launcher started.
     """
 
@@ -437,11 +421,7 @@ class MpiWorld(World):
         _exit(code)  # ranks are lost, and what the library does at its exit may wait for them
 
     def end_mpi(self, code: int) -> None:
-        """End MPI, with all other ranks.
-
-        Args:
-            code: exit code of the job.
-        """
+        """End MPI, with all other ranks."""
         self.mpi.Finalize()
 
     def _here(self) -> str:

@@ -19,18 +19,13 @@ from typing import NamedTuple
 # counted as news, so two ranks that told each other so began to wait anew every two seconds, and
 # never lost patience with a third one that was stopped.
 class Sign(NamedTuple):
-    """The state of a rank that is waited for.
+    """The state of a rank that is waited for."""
 
-    Args:
-        silent_s: seconds since rank `about` is last known to have worked.
-        about: rank that the sign is about: the one that was asked, or the last in a chain of ranks
-            that wait.
-        answered: True if the rank that was asked has answered since it is waited for.
-    """
-
-    silent_s: float
+    silent_s: float  # seconds since rank `about` is last known to have worked
+    # rank that the sign is about: the one that was asked, or the last in a chain of ranks that
+    # wait
     about: int
-    answered: bool = False
+    answered: bool = False  # True if the rank that was asked has answered since it is waited for
 
 
 # Who answers a question about life answers first, and hears then. The other way round two ranks
@@ -39,7 +34,6 @@ class Liveness:
     """The signs that one rank has of the ranks it waits for.
 
     Args:
-        rank: this rank in the job.
         patience_s: seconds without a sign of life after which a rank counts as lost.
     """
 

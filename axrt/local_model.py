@@ -35,53 +35,40 @@ _MIB = 1024 * 1024
 
 
 class _Shown(NamedTuple):
-    """A copy of a master that the user has been given.
+    """A copy of a master that the user has been given."""
 
-    Args:
-        copy: the copy.
-        digest: digest of its values when they were the master's; a version would not tell what was
-            written through `.data`.
-        master: master in the bucket.
-        bucket: bucket that has the master.
-    """
-
-    copy: nn.Parameter
+    copy: nn.Parameter  # the copy
+    # digest of its values when they were the master's; a version would not tell what was
+    # written through `.data`
     digest: int
-    master: nn.Parameter
-    bucket: Bucket
+    master: nn.Parameter  # master in the bucket
+    bucket: Bucket  # bucket that has the master
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """The part of the model that a rank holds.
+    """The part of the model that a rank holds."""
 
-    Args:
-        stages: stages of this rank, by number.
-        buckets: buckets of each stage, by stage.
-        pipes: pipe whose copy of a stage this is, by stage; numbered over all replicas.
-        narrow: layers in a narrow type (mixed precision); None: they are as they are.
-        loss_scale: scale of the losses of each step; None: they are as they are.
-        scratch: tier in which masters and moments live; None: on the device.
-        slots: memory on the device to which they come; None where they live there.
-        rooms: memory on the host for gradients of buckets that step there; None: none does.
-        stash: stashes of microbatches in scratch; None: they stay on the device.
-        given: indices of the layers that are the user's own modules.
-        shown: copies of masters that the user was given since the last call, where masters live in
-            scratch.
-        listed: parameters that the layers had when they were taken; None: of a part of the model.
-    """
-
-    stages: dict[int, Stage]
-    buckets: dict[int, tuple[Bucket, ...]]
+    stages: dict[int, Stage]  # stages of this rank, by number
+    buckets: dict[int, tuple[Bucket, ...]]  # buckets of each stage, by stage
+    # pipe whose copy of a stage this is, by stage; numbered over all replicas
     pipes: dict[int, int]
+    # layers in a narrow type (mixed precision); None: they are as they are
     narrow: NarrowLayers | None = None
+    # scale of the losses of each step; None: they are as they are
     loss_scale: LossScale | None = None
-    scratch: Tier | None = None
+    scratch: Tier | None = None  # tier in which masters and moments live; None: on the device
+    # memory on the device to which they come; None where they live there
     slots: Slots | None = None
+    # memory on the host for gradients of buckets that step there; None: none does
     rooms: Slots | None = None
+    # stashes of microbatches in scratch; None: they stay on the device
     stash: ScratchStash | None = None
-    given: frozenset[int] = frozenset()
+    given: frozenset[int] = frozenset()  # indices of the layers that are the user's own modules
+    # copies of masters that the user was given since the last call, where masters live in
+    # scratch
     shown: list[_Shown] = field(default_factory=list)
+    # parameters that the layers had when they were taken; None: of a part of the model
     listed: ListedParameters | None = None
 
     def of_pipe(self, pipe: int) -> "LocalModel":
@@ -112,11 +99,7 @@ class LocalModel:
         return [bucket for buckets in self.buckets.values() for bucket in buckets]
 
     def notes(self, memory: Memory) -> list[str]:
-        """What a person should know of offloaded state, in whole sentences.
-
-        Args:
-            memory: section `[memory]`.
-        """
+        """What a person should know of offloaded state, in whole sentences."""
         notes = list(self.scratch.notes) if self.scratch else []
         notes += self.stash.notes if self.stash and not self.scratch else []
         if any(bucket.keeps_moments for bucket in self.all_buckets):
@@ -366,11 +349,7 @@ def local_model(
     """Build the part of the model that this rank holds.
 
     Args:
-        model: layers and loss of the whole model.
         job: schedule that says where the model is cut, and which rank holds what.
-        mesh: coordinates of this rank.
-        config: settings of the run.
-        generator: random numbers of the device that this rank computes on.
         factory: function that makes the optimizer of a bucket.
         lr_schedule: function that gives the factor on the learning rate for a step.
         compiler: compiler that runs the layers; None: they run as they are.
@@ -451,10 +430,6 @@ class _Layers:
     has made of them and one layer.
 
     Args:
-        model: layers of the whole model.
-        places: indices of the stage's layers.
-        seed: run seed.
-        device: device that they are put on.
         narrow: layers in a narrow type, to which each is added; None: there are none.
     Attributes:
         built: layers that were built.

@@ -71,22 +71,15 @@ class Reader(Protocol):
 
 @dataclass(slots=True)
 class Session:
-    """One brain with its workers: the training, or an evaluation.
+    """One brain with its workers: the training, or an evaluation."""
 
-    Args:
-        generation: number that tells its parcels from those of other sessions; every rank counts
-            alike.
-        state: brain of this rank.
-        workers: workers that run its tasks.
-        reader: reader of the replica, which reads microbatches when they are wanted.
-        ranks: rank of the job that holds a stage, by pipe and stage; None: this one. The loop fills
-            it as it sends.
-    """
-
+    # number that tells its parcels from those of other sessions; every rank counts alike
     generation: int
-    state: RankState
-    workers: Workers
-    reader: Reader
+    state: RankState  # brain of this rank
+    workers: Workers  # workers that run its tasks
+    reader: Reader  # reader of the replica, which reads microbatches when they are wanted
+    # rank of the job that holds a stage, by pipe and stage; None: this one. The loop fills it
+    # as it sends.
     ranks: dict[tuple[int, int], int | None] = field(default_factory=dict)
 
     def waiting_for(self) -> list[Lack]:
@@ -98,16 +91,11 @@ class Loop:
     """Runs sessions on one rank.
 
     Args:
-        transport: transport to the other ranks.
         queues: engines that run tasks, by the queue of their kind. That of the device computes;
             what starts on others is over in no time on the host.
-        mesh: map from coordinates to ranks of the job.
         hear: function that is called with (source rank, generation, note, payload) for every note
             that is not the loop's own.
         taken: function that puts what a reader has read on the device.
-        heartbeat: thread that knows which ranks are alive.
-        observers: observers that are told of every event.
-        activity: what this loop does, which it writes.
     """
 
     def __init__(
@@ -146,7 +134,6 @@ class Loop:
         """Run tasks of the session until `done` is true.
 
         Args:
-            session: session to run.
             done: function that is asked when nothing moves, and each time once the data has ended.
         Raises:
             PeerLeftError: a rank that owes something has closed its engine or is in another call.
@@ -194,8 +181,6 @@ class Loop:
         """Hear what comes, and run nothing, until a condition holds.
 
         Args:
-            until: condition.
-            what: name of what is waited for, for errors and diagnosis.
             owing: function that gives the ranks that have not sent it yet.
             in_this_call: True if a rank that is in another call will not send it.
         Raises:
@@ -247,8 +232,6 @@ class Loop:
     def leave(self, calls: int = 0) -> None:
         """Tell every rank that this one sends nothing more, and wait until each has said the same.
 
-        Args:
-            calls: number of calls of the engine.
         Raises:
             PeerLeftError: some rank has made another number of calls.
         """
@@ -278,14 +261,7 @@ class Loop:
             del self._for_later[generation]
 
     def post(self, session: Session, message: Message, payload: Any = None) -> None:
-        """Pass a true message on: to this rank's brain, or to the rank that holds the stage.
-
-        Args:
-            session: session that the message belongs to.
-            message: message that is true.
-            payload: payload that travels with it. What a task has made is there, since it has
-                ended.
-        """
+        """Pass a true message on: to this rank's brain, or to the rank that holds the stage."""
         rank = self._rank_for(session, message)
         if rank is None:
             session.state.deliver(message)

@@ -23,11 +23,7 @@ class _State(NamedTuple):
 
 
 class LossScale:
-    """The scales of the step that is under way and of the one before.
-
-    Args:
-        precision: settings of the scale.
-    """
+    """The scales of the step that is under way and of the one before."""
 
     def __init__(self, precision: Precision) -> None:
         self._settings, self._start = precision, _State(float(precision.loss_scale), 0)

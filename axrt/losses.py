@@ -8,17 +8,13 @@ IGNORED = -100  # a target that does not count, as torch's cross entropy has it
 
 
 class Losses(NamedTuple):
-    """The losses of one pipe's microbatches, in order.
+    """The losses of one pipe's microbatches, in order."""
 
-    Args:
-        values: means, or sums where there are weights.
-        weights: weights of the microbatches; None where the loss function gives none.
-        numbers: running numbers of the microbatches, where replicas share them; None: they are
-            those of the pipe, in order.
-    """
-
-    values: list[float]
+    values: list[float]  # means, or sums where there are weights
+    # weights of the microbatches; None where the loss function gives none
     weights: list[float] | None
+    # running numbers of the microbatches, where replicas share them; None: they are those of
+    # the pipe, in order
     numbers: list[int] | None = None
 
 
@@ -62,9 +58,6 @@ def _in_order(pipes: list[Losses], values: list[float]) -> list[float]:
 def check_all_weighted_or_none(weighted: int, losses: int) -> None:
     """Check that all losses have weights, or none.
 
-    Args:
-        weighted: number of losses, or of groups of them, that have weights.
-        losses: number of all.
     Raises:
         DataError: some have weights and others none.
     """

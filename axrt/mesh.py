@@ -8,19 +8,13 @@ from axrt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Coordinates of one rank.
+    """Coordinates of one rank."""
 
-    Args:
-        rank: rank in the job, from 0.
-        pipe: number of ranks of a pipeline.
-        data: number of replicas of the pipeline (data parallelism).
-        order: layout of ranks. "pipe": consecutive ranks are one pipeline; "data": consecutive
-            ranks hold the same stages.
-    """
-
-    rank: int
-    pipe: int
-    data: int
+    rank: int  # rank in the job, from 0
+    pipe: int  # number of ranks of a pipeline
+    data: int  # number of replicas of the pipeline (data parallelism)
+    # layout of ranks. "pipe": consecutive ranks are one pipeline; "data": consecutive ranks
+    # hold the same stages.
     order: str = "pipe"
 
     @classmethod
@@ -28,8 +22,6 @@ class Mesh:
         """The mesh of a job.
 
         Args:
-            rank: this rank in the job.
-            size: number of ranks of the job.
             pipe: number of ranks of a pipeline; 0: size / data.
             data: number of replicas, at least 1.
             order: layout of ranks, "pipe" or "data".

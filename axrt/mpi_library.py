@@ -88,9 +88,6 @@ def is_device_aware(device_type: str) -> bool:
     A wrong guess ends in a segmentation fault, so only the library itself is believed. It is asked
     by its file, since mpi4py loads it in a way that hides its names from everyone else. MPI must
     have started: MPICH ends a process that asks before.
-
-    Args:
-        device_type: type of the device that a rank computes on, as `torch.device.type`.
     """
     asked = _QUERIES.get(device_type, ())
     if not asked or not (file := loaded_library()):
@@ -106,9 +103,6 @@ def check_knows_launcher(version: str, environment: Mapping[str, str]) -> None:
     MPICH ends the process under PMIx (Open MPI's mpirun, prterun, `srun --mpi=pmix`), unless it was
     built with it; its version text says so.
 
-    Args:
-        version: text of `MPI.Get_library_version()`.
-        environment: variables of this process.
     Raises:
         LaunchError: the library would end the process at its start.
     """

@@ -50,17 +50,11 @@ class Topic(Vocabulary):
 
 
 class Note(NamedTuple):
-    """One note to a rank.
+    """One note to a rank."""
 
-    Args:
-        topic: topic of the note.
-        about: index of a stage, pipe, replica or rank, as the topic says.
-        number: number of a layer, step, exchange or save, as the topic says.
-    """
-
-    topic: Topic
-    about: int = 0
-    number: int = 0
+    topic: Topic  # topic of the note
+    about: int = 0  # index of a stage, pipe, replica or rank, as the topic says
+    number: int = 0  # number of a layer, step, exchange or save, as the topic says
 
     def __str__(self) -> str:
         return f"{self.topic.value} {self.number} about {self.about}"

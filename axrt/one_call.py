@@ -14,15 +14,10 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """A call of an engine.
+    """A call of an engine."""
 
-    Args:
-        number: how many there were before.
-        name: name of the method.
-    """
-
-    number: int
-    name: str
+    number: int  # how many there were before
+    name: str  # name of the method
 
     def __str__(self) -> str:
         return f"{self.name} (call {self.number} of its engine)"
@@ -44,8 +39,6 @@ class OneCall:
     def of(self, call: str) -> Iterator[None]:
         """Context within which the call is under way.
 
-        Args:
-            call: name of the call, for the error.
         Raises:
             AxrtError: another call is under way; that one goes on, and nothing has changed.
         """

@@ -37,12 +37,7 @@ def flatten(payload: object) -> tuple[object, list[Tensor]]:
 
 
 def unflatten(skeleton: object, tensors: list[Any]) -> Any:
-    """Put a payload together again.
-
-    Args:
-        skeleton: result of `flatten`.
-        tensors: values that take the places of its tensors, in order.
-    """
+    """Put a payload together again."""
     if skeleton is ONLY:
         return tensors[0]
     if isinstance(skeleton, Slot):

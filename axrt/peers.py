@@ -21,16 +21,12 @@ _ADVICE = "Every rank must make the same calls of the engine"
 
 
 class Place(NamedTuple):
-    """Where a rank is among the sessions of its engine.
+    """Where a rank is among the sessions of its engine."""
 
-    Args:
-        entered: number of sessions that it has entered, this one included. A training that goes on
-            after an evaluation is entered anew, so generations alone do not tell who is ahead.
-        generation: generation of the session.
-    """
-
+    # number of sessions that it has entered, this one included. A training that goes on after
+    # an evaluation is entered anew, so generations alone do not tell who is ahead.
     entered: int
-    generation: int
+    generation: int  # generation of the session
 
     def is_left_by(self, other: "Place") -> bool:
         """A rank that waits at `other` will do nothing more here: it is ahead, or its session of
@@ -46,7 +42,6 @@ class Peers:
 
     Args:
         rank_of: function that maps coordinates to a rank of the job.
-        heartbeat: thread that knows which ranks are alive.
         now: clock, in seconds.
     """
 
@@ -157,9 +152,6 @@ class Peers:
     def check_owing(self, ranks: Collection[int], what: str) -> None:
         """The check for a rank that runs no tasks and waits for notes.
 
-        Args:
-            ranks: ranks that owe something.
-            what: name of what is waited for, for the error.
         Raises:
             PeerLeftError: one of them has gone, or waits for this rank in another call, and has for
                 2 seconds.

@@ -32,9 +32,6 @@ class PipelinedGeneration:
     """One rank of a pipeline that writes texts.
 
     Args:
-        transport: transport between the ranks.
-        stage: the layers of this rank.
-        choice: how tokens are chosen.
         seed: seed of the choices, the same for each text.
     """
 
@@ -57,8 +54,6 @@ class PipelinedGeneration:
 
         Args:
             prompts: tokens that each text begins with.
-            number, context, keeps: those of `Text`.
-            ends: tokens any of which ends a text.
         Yields:
             The index of a text, and a token that was added to it; None once it is whole.
         """
@@ -102,13 +97,7 @@ class PipelinedGeneration:
         self._compute(note, tokens.to(self._stage.device), is_fresh)
 
     def _compute(self, text: Note, value: Any, is_fresh: bool) -> None:
-        """Compute what follows in a text, and pass it on.
-
-        Args:
-            text: note that has its slot and its number.
-            value: what goes into the first layer of this rank.
-            is_fresh: see `Stage.forward`.
-        """
+        """Compute what follows in a text, and pass it on."""
         computed = self._stage.forward(text.about, value, is_fresh)
         rank, size = self._transport.rank, self._transport.size
         if rank < size - 1:

@@ -30,14 +30,10 @@ from axrt.scheduler.stay_planner import plan_stays
 
 
 class _Own(NamedTuple):
-    """What a policy has of its own.
+    """What a policy has of its own."""
 
-    Args:
-        placements: names of those that it may take.
-        times, less: what a rank of p may keep: times x p - less microbatches.
-    """
-
-    placements: tuple[str, ...]
+    placements: tuple[str, ...]  # names of those that it may take
+    # times, less: what a rank of p may keep: times x p - less microbatches
     times: int
     less: int = 0
 
@@ -54,23 +50,14 @@ AT_START, BRIEF = Effort(moves=5, work=3_000_000), Trial(steps=3, seeds=3, order
 
 
 class SentPlan(NamedTuple):
-    """A plan as it travels.
+    """A plan as it travels."""
 
-    Args:
-        name: policy that follows it.
-        placement: name of the placement.
-        order: the order as text, see `scheduler.order`.
-        cap: chunks that a rank may hold; 0: what the order needs.
-        strict: True if no task runs ahead.
-        cuts: indices of the layers at which stages begin, then the number of layers.
-    """
-
-    name: str
-    placement: str
-    order: str
-    cap: int
-    strict: bool
-    cuts: tuple[int, ...]
+    name: str  # policy that follows it
+    placement: str  # name of the placement
+    order: str  # the order as text, see `scheduler.order`
+    cap: int  # chunks that a rank may hold; 0: what the order needs
+    strict: bool  # True if no task runs ahead
+    cuts: tuple[int, ...]  # indices of the layers at which stages begin, then the number of layers
 
     @classmethod
     def of(cls, job: Job, name: str, cuts: Sequence[int]) -> "SentPlan":
@@ -88,19 +75,12 @@ class SentPlan(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What the main rank has decided on known costs.
+    """What the main rank has decided on known costs."""
 
-    Args:
-        policy: name of the policy.
-        max_held: its cap; 0: its own.
-        plan: the plan that is followed; None: the policy decides by itself.
-        candidates: what was simulated, one text each, the chosen one first.
-    """
-
-    policy: str
-    max_held: int
-    plan: SentPlan | None
-    candidates: Sequence[str] = ()
+    policy: str  # name of the policy
+    max_held: int  # its cap; 0: its own
+    plan: SentPlan | None  # the plan that is followed; None: the policy decides by itself
+    candidates: Sequence[str] = ()  # what was simulated, one text each, the chosen one first
 
 
 def plan_for(
@@ -112,9 +92,6 @@ def plan_for(
         config: settings of the run; `schedule.placement` and `max_held` and
             `memory.activations_mb` narrow the choice where they are set.
         name: one of `PLANNED`.
-        model: layers that are cut into stages.
-        ranks: number of ranks of a pipeline.
-        costs: what is known of layers and messages.
     Raises:
         ValueError, ConfigError: no placement fits, or no order keeps so little.
     """
@@ -185,10 +162,6 @@ def plan_of_run(
 
     Args:
         name: one of `PLANNED`.
-        config: settings of the run.
-        model: layers that are cut into stages.
-        mesh: numbers of pipelines and replicas.
-        costs: what is known of layers and messages.
     Raises:
         ValueError, ConfigError: there is none, or the run takes no order.
     """

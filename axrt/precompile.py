@@ -36,9 +36,7 @@ def precompile(
     Modules are afterwards as they were, except for state inside objects of the user's own.
 
     Args:
-        here: part of the model that this rank holds, whose stages compile.
         model, config: model and settings of the run; every layer returns a payload that may travel.
-        sample: a microbatch, (inputs, targets), like those of the training.
         generator: random numbers of the device, borrowed by the caller.
     Raises:
         ConfigError: a layer changes its parameters as it runs.

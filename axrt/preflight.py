@@ -191,9 +191,6 @@ def _place_of(error: BaseException) -> str:
 def checked_sample(sample: Any, purpose: str) -> tuple[Any, Any]:
     """The sample as (inputs, targets).
 
-    Args:
-        sample: the user's `sample`.
-        purpose: beginning of the error's text: what needs it.
     Raises:
         ConfigError: there is none, or it is no pair.
     """
@@ -231,7 +228,6 @@ def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
 
     Args:
         digests: digest of the first microbatch, by replica.
-        new: replica that was added last.
     """
     twins = [
         replica for replica, digest in digests.items() if replica != new and digest == digests[new]
@@ -251,9 +247,6 @@ def refuse_shared_parameters(model: PipelineModule, cuts: list[int]) -> None:
 
     Modules that are given as they are may share parameters within a stage.
 
-    Args:
-        model: layers of the whole model.
-        cuts: indices of the layers at which stages begin, then the number of layers.
     Raises:
         ConfigError: a parameter is shared between stages.
     """

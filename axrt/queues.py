@@ -102,7 +102,6 @@ class StreamEvent:
     """The moment of a stream's event.
 
     Args:
-        stream: stream whose work so far ends with it.
         timed: True if `seconds_after` will be asked.
     """
 
@@ -125,7 +124,6 @@ class DeviceStream:
     """Puts kernels and copies on a stream of a device, and follows them with events.
 
     Args:
-        device: an accelerator.
         timed: True if the ends of what is put are timed by the device's clock.
     """
 

@@ -42,10 +42,7 @@ class Rank:
     """One rank, ready to run sessions.
 
     Args:
-        config: settings of the run.
-        world: the job that this process belongs to.
         transport: transport to the other ranks; None: the world's own.
-        observers: observers that are told of every event of the loop.
     Attributes:
         number: rank of this process in the job, from 0.
         size: number of ranks of the job.
@@ -130,11 +127,7 @@ class Rank:
         return self.number == MAIN
 
     def leave(self, calls: int) -> None:
-        """Wait until every rank has made its last call, and release the heartbeat.
-
-        Args:
-            calls: number of calls that this rank has made.
-        """
+        """Wait until every rank has made its last call, and release the heartbeat."""
         self.loop.leave(calls)
         self._heartbeat.free()
 

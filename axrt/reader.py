@@ -27,7 +27,6 @@ class BatchReader:
         job: schedule that says where inputs and targets go, and which replicas must hear that the
             data has ended: all in a training, this one in an evaluation.
         replica: index of the replica that the microbatches are for.
-        generator: random state, which is the user's while the iterator runs.
         first: function that is told the digest of the first microbatch; None: nobody is told.
         draws: function that is called before each draw, which is the user's code.
     """
@@ -54,8 +53,6 @@ class BatchReader:
     def __call__(self, number: int) -> Read | None:
         """Read one microbatch.
 
-        Args:
-            number: running number of the microbatch over all steps.
         Returns:
             Messages with their payloads: inputs and targets, or the news, for every rank, that
             there are no more.
@@ -78,8 +75,6 @@ class BatchReader:
     def draw(self, number: int) -> Any:
         """The next pair (inputs, targets); None: there are no more.
 
-        Args:
-            number: running number of the microbatch, for the error.
         Raises:
             DataError: the batches are None, or an item is no pair.
         """

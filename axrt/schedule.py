@@ -14,9 +14,6 @@ from axrt.scheduler.schedules import build_schedule
 def job_of(settings: Schedule, ranks: int) -> Job:
     """The job of a configuration's schedule.
 
-    Args:
-        settings: section `[schedule]`, with a policy.
-        ranks: number of ranks of a pipeline.
     Raises:
         ConfigError: keys of the section do not go together.
     """
@@ -37,9 +34,6 @@ def job_of(settings: Schedule, ranks: int) -> Job:
 def few_microbatches(ranks: int, microbatches: int) -> str:
     """A line about a pipeline that waits by its numbers alone; "" where it need not.
 
-    Args:
-        ranks: number of ranks of a pipeline.
-        microbatches: number of microbatches of a step and replica.
     Source: with one stage a rank the first and the last microbatch leave ranks idle for
         (p - 1) / (m + p - 1) of a step; Huang et al. 2019 (GPipe) find that negligible from
         m = 4 p on.

@@ -20,9 +20,6 @@ class ShardExchange:
     so nobody holds more than one that is not its own.
 
     Args:
-        exchange: exchange of notes with the other ranks.
-        job: schedule of the training.
-        mesh: coordinates of this rank.
         pipes: pipe whose copy of a stage this rank holds, by stage.
     """
 
@@ -39,9 +36,7 @@ class ShardExchange:
         all of them call it.
 
         Args:
-            stage: stage of the layer.
             place: index of the layer in the model, or of the first of several.
-            mine: what this rank has.
         """
         number = self._number(Topic.SHARD, place)
         for pipe in self._group(stage):
@@ -55,8 +50,6 @@ class ShardExchange:
         """Let the rank that writes a layer have what each copy of its group has of it; all ranks
         that hold the layer call it, and `written` then.
 
-        Args:
-            stage, place, mine: those of `for_all`.
         Returns:
             Steps that come to what each copy has, by pipe, on that rank; to None on others.
         """
@@ -73,9 +66,6 @@ class ShardExchange:
     def written(self, stage: int, place: int) -> Steps[None]:
         """Let the others know that a layer is written. They do not tell more before: the writer has
         room for one layer.
-
-        Args:
-            stage, place: those of `to_writer`.
         """
         if 0 not in self._group(stage):
             return

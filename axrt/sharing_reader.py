@@ -22,7 +22,6 @@ class SharingReader:
     """The reader of one replica, over all steps.
 
     Args:
-        job: schedule of the training.
         replica: index of this replica.
         tell: function that sends a note with a payload to the reader of a replica.
     """
@@ -42,9 +41,7 @@ class SharingReader:
         """This reader, which reads for a step from now on.
 
         Args:
-            step: number of the step.
             generation: number of the session, which tells a step from one that was dropped.
-            own: reader of this replica's own microbatches.
         """
         self._own, self._hand = own, Hand.of(self._job, self._replica)
         self._generation, self._step = generation, step

@@ -105,7 +105,6 @@ class _Siblings:
     """The other ranks of this node, as processes of the launcher's.
 
     Args:
-        rank_of: as for `StartWatch`.
         me: this process; None: no rank.
     """
 

@@ -24,19 +24,12 @@ Simulated = tuple[float, tuple[float, ...]]  # seconds a step, MiB that each ran
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule with the figures that a simulation predicts for it.
+    """A schedule with the figures that a simulation predicts for it."""
 
-    Args:
-        schedule: settings of the schedule, its policy and cap filled in.
-        step_s: seconds that a step takes.
-        busy: share of them in which the busiest rank computes.
-        held: largest amount of activations that each rank holds, in MiB.
-    """
-
-    schedule: Schedule
-    step_s: float
-    busy: float
-    held: tuple[float, ...]
+    schedule: Schedule  # settings of the schedule, its policy and cap filled in
+    step_s: float  # seconds that a step takes
+    busy: float  # share of them in which the busiest rank computes
+    held: tuple[float, ...]  # largest amount of activations that each rank holds, in MiB
 
     @property
     def held_mib(self) -> float:
@@ -56,12 +49,7 @@ def predicted(
     job: Job,
     of: ModelCosts,
 ) -> Candidate:
-    """The figures of a schedule by simulation.
-
-    Args:
-        schedule, job: the schedule, cut into stages.
-        of: costs of the layers, of messages and of the loop.
-    """
+    """The figures of a schedule by simulation."""
     stages = list(_stages(job, of.layers))
     costs = _costs(job, of, stages)
 
@@ -80,17 +68,11 @@ def predicted(
 
 
 class _Stage(NamedTuple):
-    """A stage, some of whose forwards may run again.
+    """A stage, some of whose forwards may run again."""
 
-    Args:
-        again: its first layers, whose forwards run again.
-        rest: its other layers.
-        came_in: bytes that those that run again begin with.
-    """
-
-    again: Sequence[LayerCosts]
-    rest: Sequence[LayerCosts]
-    came_in: int
+    again: Sequence[LayerCosts]  # its first layers, whose forwards run again
+    rest: Sequence[LayerCosts]  # its other layers
+    came_in: int  # bytes that those that run again begin with
 
     @property
     def saved(self) -> int:

@@ -40,17 +40,11 @@ class RankLostError(PeerLostError):
 
 
 class _Process(NamedTuple):
-    """A process of the job.
+    """A process of the job."""
 
-    Args:
-        rank: number that the launcher gave it.
-        host: name of its host.
-        pid: its number there.
-    """
-
-    rank: int
-    host: str
-    pid: int
+    rank: int  # number that the launcher gave it
+    host: str  # name of its host
+    pid: int  # its number there
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
@@ -61,8 +55,6 @@ class SurvivingWorld(MpiWorld):
 
     Args:
         mpi: the module `mpi4py.MPI`, started.
-        device: device that this process has chosen.
-        everyone: communicator of all ranks that are left.
         workers: number of its first ranks that train, the others being spares; 0: all.
         before: the job as it was. It is kept, since MPI may still write to memory that belongs to
             it.
@@ -181,11 +173,7 @@ class SurvivingWorld(MpiWorld):
             time.sleep(_SPARE_LOOKS_S)
 
     def dismiss_spares(self, code: int) -> None:
-        """Tell spares that everything is done; the first rank calls it.
-
-        Args:
-            code: exit code of the job.
-        """
+        """Tell spares that everything is done; the first rank calls it."""
         for spare in self.spares:
             with suppress(self.mpi.Exception):  # it is lost
                 self.everyone.Send([bytearray([code]), self.mpi.BYTE], spare, _DONE)
@@ -240,7 +228,6 @@ def can_survive(mpi: Any, environment: Mapping[str, str] = os.environ) -> bool:
 
     Args:
         mpi: the module `mpi4py.MPI`.
-        environment: variables of this process.
     """
     return environment.get(_ENABLED) in ("1", "true") and hasattr(mpi.Comm, "Shrink")
 
@@ -263,11 +250,6 @@ def all_are_lost(mpi: Any, comm: "MPI.Comm", ranks: range) -> bool:
 def in_places(left: Sequence[int], before: int, now: int) -> list[int]:
     """The order of the ranks that are left: where as many train as before, spares take the places
     of those that are lost, and all others keep theirs; else the order stays.
-
-    Args:
-        left: their numbers before, in order.
-        before: number of ranks that trained before, the first ones.
-        now: number of ranks that train now.
     """
     if now != before:
         return list(left)

@@ -24,7 +24,6 @@ class ThreadQueue:
     makes the queue new. The thread ends when nobody holds the queue any more.
 
     Args:
-        name: name of the thread.
         device: device that functions launch work on.
     """
 
@@ -84,7 +83,6 @@ class _Put:
 
     Args:
         run: function to run.
-        after: moments of other queues that it waits for.
     """
 
     __slots__ = ("_after", "_failure", "_run", "ended")

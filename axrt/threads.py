@@ -42,7 +42,6 @@ def threads_of(
     """The number of threads that a rank computes with: at most its share.
 
     Args:
-        threads: number that torch would take.
         node_rank: index of the rank among the ranks of its node.
         usable: cores that each rank of the node may use, by number.
         environment: variables of this process; `OMP_NUM_THREADS` or `MKL_NUM_THREADS` leaves

@@ -47,11 +47,6 @@ class Trainer:
     """The sessions of a rank.
 
     Args:
-        rank: this rank.
-        job: schedule of the training.
-        model: part of the model that this rank holds.
-        optimizer: section `[optimizer]`, for clipping.
-        shards: exchange that brings what copies keep together.
         wait: function that waits for all parts of a collection, called with a name for them; also
             between two calls of the user's.
     Attributes:

@@ -14,15 +14,10 @@ PAGE_BYTES = 4096
 
 
 class Stretch(NamedTuple):
-    """Bytes of an arena.
+    """Bytes of an arena."""
 
-    Args:
-        start: offset from the arena's first byte, a multiple of `PAGE_BYTES`.
-        num_bytes: length, a multiple of `PAGE_BYTES`.
-    """
-
-    start: int
-    num_bytes: int
+    start: int  # offset from the arena's first byte, a multiple of `PAGE_BYTES`
+    num_bytes: int  # length, a multiple of `PAGE_BYTES`
 
 
 class BudgetError(MemoryError):
@@ -33,7 +28,6 @@ class Cut:
     """The stretches of an arena, before there is one.
 
     Args:
-        tier: name of the tier, for errors.
         budget_bytes: most that the arena may have, in bytes.
     Attributes:
         num_bytes: size of all stretches, in bytes.

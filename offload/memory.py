@@ -21,7 +21,6 @@ class MemoryArena:
 
     Args:
         num_bytes: size, in bytes.
-        device: device that has the memory.
         pinned: True for memory of the host that the system never moves, from which an accelerator
             copies by itself. Where the system refuses that, the memory is ordinary and a note says
             so.

@@ -17,7 +17,6 @@ def cpus_near(pci_address: str, system: Path = _SYSTEM) -> list[int]:
 
     Args:
         pci_address: address of the device, such as "0000:3b:00.0".
-        system: directory in which the kernel shows devices and nodes.
     Returns:
         Numbers of processors; empty where the kernel knows no node, or there is only one.
     """

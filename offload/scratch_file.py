@@ -38,7 +38,6 @@ class ScratchFile:
     that are under way at the same time must not meet.
 
     Args:
-        directory: directory on the disk, which exists.
         num_bytes: size, a multiple of `PAGE_BYTES`; it is taken from the disk at once.
         direct: False to go through the page cache, as where there is no other way.
     Attributes:

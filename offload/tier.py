@@ -129,7 +129,6 @@ class DiskTier:
     Memory of an accelerator goes through pinned memory of the host, one piece a direction.
 
     Args:
-        directory: directory on the disk.
         budget_bytes: most that may be used.
     Raises:
         DiskError: there is no such directory, or it cannot be written to.
@@ -189,7 +188,6 @@ class PacedTier:
 
     Args:
         tier: tier that holds the bytes.
-        bytes_per_s: bandwidth of a direction.
     """
 
     def __init__(self, tier: Tier, bytes_per_s: float) -> None:

@@ -28,13 +28,9 @@ def annealed(
     """Search for a shorter order near one.
 
     Args:
-        graph: tasks of a step.
         rows: an order that is not stuck, and keeps no more than it may.
         limit: the most that a rank may keep, in the unit of the graph.
-        moves: number of changes that are tried. The same number and seed give the same order.
-        seed: seed of the changes.
         steps: number of steps, one after the other, that are to be short.
-        least: duration that no order can beat, at which the search ends.
     Returns:
         The shortest order that was found, and its duration.
     """

@@ -15,10 +15,7 @@ def least_makespan(placement: Placement, costs: Costs, microbatches: int, steps:
     its last input gradient to the first stage.
 
     Args:
-        placement: placement of the stages.
         costs: durations; jitter and hiccups do not count.
-        microbatches: number of microbatches of a step and replica.
-        steps: number of steps.
     """
     bounds = []
     for rank in range(placement.ranks):

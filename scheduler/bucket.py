@@ -9,17 +9,11 @@ from typing import NamedTuple
 
 
 class BucketCopy(NamedTuple):
-    """One place where a bucket is held.
+    """One place where a bucket is held."""
 
-    Args:
-        pipe: pipe index over all replicas, from 0.
-        stage: stage index over the whole model, from 0.
-        bucket: index of the bucket on that stage, from 0.
-    """
-
-    pipe: int
-    stage: int
-    bucket: int
+    pipe: int  # pipe index over all replicas, from 0
+    stage: int  # stage index over the whole model, from 0
+    bucket: int  # index of the bucket on that stage, from 0
 
 
 Copies = tuple[BucketCopy, ...]
@@ -34,9 +28,7 @@ def of_group(copies: Copies, one: BucketCopy, pipes: int) -> Copies:
     """The copies in the group of one of them, which add up among themselves first.
 
     Args:
-        copies: all copies of the bucket.
         one: one of them.
-        pipes: number of pipes of a group.
     """
     return tuple(copy for copy in copies if copy.pipe // pipes == one.pipe // pipes)
 

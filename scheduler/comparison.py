@@ -24,30 +24,22 @@ _SHARED = {"zero": 0, "reductions": 1, "gathered": 2, "group": 0, "offloads_weig
 
 @dataclass(frozen=True)
 class Run:
-    """A measured run and the schedule that it had.
+    """A measured run and the schedule that it had."""
 
-    Args:
-        line: timeline of some whole steps.
-        job: schedule of the run.
-        recompute: value of `memory.recompute` in the run.
-        shared: what its replicas share out, and whether weights are in scratch: arguments of
-            `with_shards`, by name.
-        microbatch_size: number of samples in a microbatch, as the run's settings say it; 0: the
-            timeline does not say it, as former versions wrote it.
-    """
-
-    line: Timeline
-    job: Job
-    recompute: str | int
+    line: Timeline  # timeline of some whole steps
+    job: Job  # schedule of the run
+    recompute: str | int  # value of `memory.recompute` in the run
+    # what its replicas share out, and whether weights are in scratch: arguments of
+    # `with_shards`, by name
     shared: Mapping[str, Any]
+    # number of samples in a microbatch, as the run's settings say it; 0: the timeline does not
+    # say it, as former versions wrote it
     microbatch_size: int = 0
 
     @classmethod
     def read(cls, path: Path) -> "Run":
         """Read the timeline of a run.
 
-        Args:
-            path: directory of the run, or its timeline file.
         Raises:
             ValueError: there is no timeline of a run; the text says what to do.
         """
@@ -117,8 +109,6 @@ class Run:
         Each has as many steps as the run, after one that warms up and is left out.
 
         Args:
-            job: schedule on as many ranks and microbatches as the run's.
-            costs: costs of its stages.
             buckets: number of buckets of each of its stages.
         """
         job = replace(

@@ -26,55 +26,40 @@ _WIDEST = 10.0  # of a spread: e to the power of it is a factor
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """The costs of one microbatch on one layer.
+    """The costs of one microbatch on one layer."""
 
-    Args:
-        forward_s, input_s, weight_s: median durations in seconds; `input_s` includes all weight
-            gradients that cannot wait.
-        sent_bytes: size of the activation that it sends on, in bytes; 0 for the last layer.
-        stash_bytes: largest amount that it keeps for its backward, in bytes, without weights:
-            tensors that autograd saved, or that waiting products read.
-        spread: standard deviation of the logarithm of the forward's duration.
-        until_weight_bytes: part of the stash that stays until the weight gradient.
-        name: name of its class.
-        parameters: number of elements of its parameters.
-        operations: operations of a forward; 0: not known.
-        pieces: number of its weight gradients that can wait. Other work may run between two.
-    """
-
+    # forward_s, input_s, weight_s: median durations in seconds; `input_s` includes all weight
+    # gradients that cannot wait
     forward_s: float
     input_s: float
     weight_s: float
-    sent_bytes: int
+    sent_bytes: int  # size of the activation that it sends on, in bytes; 0 for the last layer
+    # largest amount that it keeps for its backward, in bytes, without weights: tensors that
+    # autograd saved, or that waiting products read
     stash_bytes: int
-    spread: float
-    until_weight_bytes: int = 0
-    name: str = ""
-    parameters: int = 0
-    operations: int = 0
-    pieces: int = 0
+    spread: float  # standard deviation of the logarithm of the forward's duration
+    until_weight_bytes: int = 0  # part of the stash that stays until the weight gradient
+    name: str = ""  # name of its class
+    parameters: int = 0  # number of elements of its parameters
+    operations: int = 0  # operations of a forward; 0: not known
+    pieces: int = 0  # number of its weight gradients that can wait. Other work may run between two.
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """The costs of a model.
+    """The costs of a model."""
 
-    Args:
-        layers: costs of each layer, by the number of samples in a microbatch.
-        edge: link between any two ranks, in seconds and bytes.
-        edges: links that differ, by (from, to).
-        task_s: seconds that the loop takes for a task.
-        lengths: standard deviation of the logarithm of a factor that all layers of a microbatch
-            share, since sequences differ in length; `LayerCosts.spread` is what comes on top.
-        settings: settings of the model that was measured, by "section.key"; those that are missing
-            are not known.
-    """
-
+    # costs of each layer, by the number of samples in a microbatch
     layers: Mapping[int, tuple[LayerCosts, ...]]
-    edge: Edge = field(default_factory=Edge)
+    edge: Edge = field(default_factory=Edge)  # link between any two ranks, in seconds and bytes
+    # links that differ, by (from, to)
     edges: Mapping[tuple[int, int], Edge] = field(default_factory=dict)
-    task_s: float = 0.0
+    task_s: float = 0.0  # seconds that the loop takes for a task
+    # standard deviation of the logarithm of a factor that all layers of a microbatch share,
+    # since sequences differ in length; `LayerCosts.spread` is what comes on top
     lengths: float = 0.0
+    # settings of the model that was measured, by "section.key"; those that are missing are not
+    # known
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -138,7 +123,6 @@ class CostTable:
         """The costs of the layers of a model.
 
         Args:
-            samples: number of samples in a microbatch.
             model: name and number of parameters of each layer.
         Raises:
             ValueError: the table is of another model, or has no such microbatches.

@@ -23,7 +23,6 @@ def delayed(graph: Graph, limit: float) -> Iterator[list[Row]]:
     """Such orders, on linear placement; none on others.
 
     Args:
-        graph: tasks of a step.
         limit: the most that a rank may keep, in the unit of the graph.
     """
     if graph.placement.name != "linear":

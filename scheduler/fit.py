@@ -25,10 +25,6 @@ ON_HOST = (Kind.SCALE, Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)
 def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     """The costs with which a simulation should reproduce the timeline of a run.
 
-    Args:
-        line: timeline of a run, with the spans and pauses of some whole steps.
-        placement: placement of its stages.
-        seed: seed of the jitter that the simulation draws.
     Returns:
         Costs in the unit of the timeline, of which `bandwidth` stays infinite. Where state is
         offloaded, `step` and `reduce` are of a bucket, as are `others`, which has steps on the host
@@ -111,7 +107,6 @@ def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
 
     Args:
         work: cost of each stage of the model as it was run.
-        stages: number of stages wanted.
     """
     have = len(work)
     found = []

@@ -15,10 +15,8 @@ def fitted(table: CostTable, samples: int, costs: Costs, cuts: Sequence[int]) ->
     """A table in which the layers of each stage take together what the stage has taken.
 
     Args:
-        table: costs of layers that were measured alone.
         samples: number of samples in a microbatch of the run; the table has such microbatches.
         costs: costs that were fitted to the run, in seconds, with those of each stage.
-        cuts: indices of layers at which the run's stages began, then the number of layers.
     Raises:
         ValueError: the run's layers are more or fewer than the table's.
     """
@@ -46,7 +44,6 @@ def slowness(
     the middle rank counts as 1.
 
     Args:
-        table, samples, costs, cuts: see `fitted`.
         held: stages of each rank.
     """
     assert not isinstance(costs.work, Work)

@@ -43,24 +43,17 @@ Counter = AnyKind | Meaning | Gate
 
 
 class Passed(NamedTuple):
-    """A need that a lane can check.
+    """A need that a lane can check."""
 
-    Args:
-        numbers: the lane's `count` (started) or `finished`.
-        counter: key of the number that must have passed the head.
-        lane: the lane that keeps `numbers`.
-    """
-
-    numbers: Mapping[Counter, int]
-    counter: Counter
-    lane: "Lane"
+    numbers: Mapping[Counter, int]  # the lane's `count` (started) or `finished`
+    counter: Counter  # key of the number that must have passed the head
+    lane: "Lane"  # the lane that keeps `numbers`
 
 
 class Lane:
     """One row of counters; `RankState` adds what the rules name.
 
     Args:
-        name: name of the lane in the story of an error.
         a_step: function that gives the number of what is counted in a step, such as microbatches
             over all pipes of the replica.
         pipe, pipes: index of the counted pipe within its replica, and number of pipes there.
@@ -205,7 +198,6 @@ class Lane:
         """Count the head as started.
 
         Args:
-            kind: kind of the head.
             more: the head is a piece, and not the last of its task.
         Returns:
             False if more pieces of the task are to come.

@@ -46,9 +46,6 @@ class Linger:
         """The task of a queue that starts now.
 
         Args:
-            state: the brain of the rank.
-            queue: queue that has room for a task.
-            now: time of the call.
             has_more: function that says whether a task is a piece, and not the last.
             usual: function that gives the duration of a task; None: as `took` was told.
         """
@@ -63,12 +60,7 @@ class Linger:
         return task
 
     def defers(self, now: float, takes: float) -> bool:
-        """An early task must still wait.
-
-        Args:
-            now: time of the call.
-            takes: expected duration of the task.
-        """
+        """An early task must still wait."""
         if self.until is None:
             self.until = now + self._share * takes
         return now < self.until

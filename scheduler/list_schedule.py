@@ -14,7 +14,6 @@ def list_schedule(graph: Graph, limit: float, *, deepest_first: bool = True) -> 
     """Make an order.
 
     Args:
-        graph: tasks of a step.
         limit: the most that a rank may keep, in the unit of the graph; enough for one microbatch on
             all its stages.
         deepest_first: True if of two forwards that can start at once the one of the deeper stage

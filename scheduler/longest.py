@@ -23,15 +23,10 @@ from .task import Kind, Task
 
 
 class Kept(NamedTuple):
-    """What a rank keeps of a microbatch on one stage, in bytes or any one unit.
+    """What a rank keeps of a microbatch on one stage, in bytes or any one unit."""
 
-    Args:
-        until_input: what it lets go after the input gradient.
-        until_weight: what it lets go after the weight gradient.
-    """
-
-    until_input: float
-    until_weight: float
+    until_input: float  # what it lets go after the input gradient
+    until_weight: float  # what it lets go after the weight gradient
 
 
 FORWARD, INPUT, WEIGHT = 0, 1, 2
@@ -43,24 +38,16 @@ Row = list[int]  # tasks of a rank, in order
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The tasks of one step, what each takes, and what it needs.
+    """The tasks of one step, what each takes, and what it needs."""
 
-    Args:
-        placement: placement of the stages, with one pipe.
-        microbatches: number of microbatches of the step.
-        takes: duration of each task.
-        needs: the task of another rank, or before on this one, whose result each task needs; NONE
-            where it needs nothing.
-        way: how long that result is under way.
-        keeps: what each task adds to what its rank keeps; below 0 where it lets go.
-    """
-
-    placement: Placement
-    microbatches: int
-    takes: tuple[float, ...]
+    placement: Placement  # placement of the stages, with one pipe
+    microbatches: int  # number of microbatches of the step
+    takes: tuple[float, ...]  # duration of each task
+    # the task of another rank, or before on this one, whose result each task needs; NONE where
+    # it needs nothing
     needs: tuple[int, ...]
-    way: tuple[float, ...]
-    keeps: tuple[float, ...]
+    way: tuple[float, ...]  # how long that result is under way
+    keeps: tuple[float, ...]  # what each task adds to what its rank keeps; below 0 where it lets go
 
     @classmethod
     def of(
@@ -74,8 +61,6 @@ class Graph:
 
         Args:
             placement: placement of the stages, with one pipe.
-            costs: how long everything takes.
-            microbatches: number of microbatches of the step.
             kept: what a microbatch keeps on each stage; None: its share of a rank's layers, until
                 the weight gradient.
         Raises:
@@ -162,22 +147,16 @@ def _way(placement: Placement, costs: Costs, source: int, stage: int) -> float:
 
 
 class Path(NamedTuple):
-    """What an order comes to.
+    """What an order comes to."""
 
-    Args:
-        takes: duration of the steps; infinity where the order is stuck.
-        tasks: the tasks of a longest path, the last one first; [] where it is stuck.
-    """
-
-    takes: float
-    tasks: list[int]
+    takes: float  # duration of the steps; infinity where the order is stuck
+    tasks: list[int]  # the tasks of a longest path, the last one first; [] where it is stuck
 
 
 def longest_path(graph: Graph, rows: Sequence[Row], steps: int = 1) -> Path:
     """Follow an order strictly.
 
     Args:
-        graph: tasks of a step.
         rows: for each rank its tasks, in order.
         steps: number of steps, one after the other. The third and those behind it are taken to add
             what the second adds.

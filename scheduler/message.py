@@ -21,7 +21,6 @@ class Meaning(Vocabulary):
     """The facts that a message may tell the stage that it is addressed to.
 
     Args:
-        notation: how the meaning prints.
         counts: what the message's number counts. A message about a microbatch has the microbatch's
             number. A message about a step, a reduction or a stay is numbered by its sender too:
             step t of sender i of n is number t * n + i (see `rules.row.Need`).
@@ -77,22 +76,15 @@ class Meaning(Vocabulary):
 
 # A message has no source, which its address implies. A generation tells dropped steps apart.
 class Message(NamedTuple):
-    """One fact, addressed to a stage of a pipe.
+    """One fact, addressed to a stage of a pipe."""
 
-    Args:
-        meaning: what became true.
-        stage: the stage that it is addressed to.
-        number: number of the microbatch, or of the step, reduction or stay and the sender, as
-            `meaning` counts.
-        pipe: pipe that the message is addressed to, numbered from 0 over all replicas.
-        bucket: index of the bucket on the stage; 0 where the message concerns no bucket.
-    """
-
-    meaning: Meaning
-    stage: int
+    meaning: Meaning  # what became true
+    stage: int  # the stage that it is addressed to
+    # number of the microbatch, or of the step, reduction or stay and the sender, as `meaning`
+    # counts
     number: int
-    pipe: int = 0
-    bucket: int = 0
+    pipe: int = 0  # pipe that the message is addressed to, numbered from 0 over all replicas
+    bucket: int = 0  # index of the bucket on the stage; 0 where the message concerns no bucket
 
     @property
     def is_read(self) -> bool:
@@ -113,8 +105,6 @@ def numbered(step: int, senders: Sequence[object], sender: object) -> int:
     stays.
 
     Args:
-        step: number of the step, of the reduction or of the stay.
-        senders: all that send such a message, in the order of `rules.row.Need.senders`.
         sender: one of `senders`.
     """
     return step * len(senders) + senders.index(sender)

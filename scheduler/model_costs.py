@@ -28,21 +28,14 @@ _MOST_PIECES = 4
 
 
 class ModelCosts(NamedTuple):
-    """Costs of a model; there are layers and edges on the main rank alone.
+    """Costs of a model; there are layers and edges on the main rank alone."""
 
-    Args:
-        layers: cost of each layer.
-        edge: link between two ranks, in seconds and bytes.
-        task_s: seconds that the loop takes for a task.
-        edges: links that differ, by (from, to), ranks of a pipeline.
-        lengths: see `CostTable`.
-    """
-
-    layers: Sequence[LayerCosts]
-    edge: Edge = Edge()
-    task_s: float = TASK_S
+    layers: Sequence[LayerCosts]  # cost of each layer
+    edge: Edge = Edge()  # link between two ranks, in seconds and bytes
+    task_s: float = TASK_S  # seconds that the loop takes for a task
+    # links that differ, by (from, to), ranks of a pipeline
     edges: Mapping[tuple[int, int], Edge] = {}
-    lengths: float = 0.0
+    lengths: float = 0.0  # see `CostTable`
 
     def unsteady(self) -> "ModelCosts":
         """The same with `LEAST_JITTER` at least: some ways to follow an order are good on a steady
@@ -52,13 +45,7 @@ class ModelCosts(NamedTuple):
 
 
 def world_of(placement: Placement, cuts: Sequence[int], known: ModelCosts) -> World:
-    """The costs of a model that is cut for a placement.
-
-    Args:
-        placement: placement of the stages.
-        cuts: indices of layers at which stages begin, then the number of layers.
-        known: costs of layers, messages and the loop.
-    """
+    """The costs of a model that is cut for a placement."""
     stages = [known.layers[first:end] for first, end in pairwise(cuts)]
     costs = Costs(
         tuple(map(work_of, stages)),

@@ -26,17 +26,11 @@ from .torch_order import is_torch, tasks_of
 
 @dataclass(frozen=True)
 class Order:
-    """A checked order.
+    """A checked order."""
 
-    Args:
-        placement: placement of its stages.
-        microbatches: number of microbatches of a step and replica.
-        rows: tasks of one step in order, one tuple a rank.
-    """
-
-    placement: Placement
-    microbatches: int
-    rows: tuple[tuple[Task, ...], ...]
+    placement: Placement  # placement of its stages
+    microbatches: int  # number of microbatches of a step and replica
+    rows: tuple[tuple[Task, ...], ...]  # tasks of one step in order, one tuple a rank
 
     @cached_property
     def plans(self) -> tuple[Plan, ...]:

@@ -14,9 +14,7 @@ def zb_v(ranks: int, rank: int, microbatches: int) -> list[Task]:
     gradients: it does not say where those are then best.
 
     Args:
-        ranks: number of ranks of the pipeline, p.
         rank: index of the rank.
-        microbatches: number of microbatches of a step, m.
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (ZB-V).
     """
     order = _zb_v(ranks, rank, max(microbatches, 2 * ranks))
@@ -121,7 +119,6 @@ class Plan:
         """The first place, from one on, whose task is due and has not started.
 
         Args:
-            place: place before which all that is due has started.
             started: function that gives the number of tasks of a kind that have started on a stage.
         """
         while True:

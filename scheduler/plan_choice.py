@@ -22,17 +22,11 @@ _LAST = 4  # so many are simulated with all seeds
 
 
 class Trial(NamedTuple):
-    """How candidates are tried.
+    """How candidates are tried."""
 
-    Args:
-        steps: number of steps that are simulated.
-        seeds: number of seeds of what varies.
-        orders: number of orders on a placement, the shortest ones.
-    """
-
-    steps: int = 8
-    seeds: int = 3
-    orders: int = 100
+    steps: int = 8  # number of steps that are simulated
+    seeds: int = 3  # number of seeds of what varies
+    orders: int = 100  # number of orders on a placement, the shortest ones
 
 
 _THOROUGH = Trial()
@@ -52,14 +46,10 @@ def job_along_plan(
     """The schedule of `adaptive` on known costs.
 
     Args:
-        among: the placements to choose among, with what they cost.
-        microbatches: number of microbatches of a step and replica.
         limit: the most that a rank may keep, in the unit of `World.kept`.
         of: function that gives a schedule what else the run will have, such as votes; it raises
             `ValueError` where the two do not go together.
-        seed: seed of the search and of what varies. The same seed gives the same schedule.
         effort: how long the search for a plan may take.
-        trial: how candidates are tried.
     Returns:
         A job of one replica.
     Raises:

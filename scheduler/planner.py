@@ -24,17 +24,12 @@ _NEAR = 1.15  # of the shortest order, the best one of a placement that is worth
 
 
 class World(NamedTuple):
-    """Where a plan is to do well.
+    """Where a plan is to do well."""
 
-    Args:
-        placement: placement of the stages, with one pipe.
-        costs: how long everything takes; a plan leaves out what varies.
-        kept: what a microbatch keeps on each stage; None: its share of a rank's layers, until the
-            weight gradient.
-    """
-
-    placement: Placement
-    costs: Costs
+    placement: Placement  # placement of the stages, with one pipe
+    costs: Costs  # how long everything takes; a plan leaves out what varies
+    # what a microbatch keeps on each stage; None: its share of a rank's layers, until the
+    # weight gradient
     kept: tuple[Kept, ...] | None = None
 
     def graph(self, microbatches: int) -> Graph:
@@ -50,30 +45,20 @@ class World(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How long a search may take.
+    """How long a search may take."""
 
-    Args:
-        moves: number of changes that are tried for each task of a step.
-        work: number of tasks that are looked at in all changes of an order at most; thirty million
-            take some seconds on one core.
-    """
-
-    moves: int = 200
+    moves: int = 200  # number of changes that are tried for each task of a step
+    # number of tasks that are looked at in all changes of an order at most; thirty million take
+    # some seconds on one core
     work: int = 30_000_000
 
 
 class Planned(NamedTuple):
-    """A plan.
+    """A plan."""
 
-    Args:
-        order: tasks of each rank, weight gradients included.
-        takes: duration of the steps on these costs where nothing varies.
-        begun: name of the policy whose order it began with; "" for one that was built.
-    """
-
-    order: Order
-    takes: float
-    begun: str
+    order: Order  # tasks of each rank, weight gradients included
+    takes: float  # duration of the steps on these costs where nothing varies
+    begun: str  # name of the policy whose order it began with; "" for one that was built
 
 
 class _Begun(NamedTuple):
@@ -89,8 +74,6 @@ def worlds(ranks: int, costs: Costs, placements: Iterable[str] = PLACEMENTS) -> 
     """The same costs on several placements.
 
     Args:
-        ranks: number of ranks of a pipeline.
-        costs: how long everything takes, of a rank.
         placements: their names, each with one pipe.
     """
     return [World(placement_by_name(name, ranks, 0), costs) for name in placements]
@@ -107,12 +90,9 @@ def planned(
     """Plan a step.
 
     Args:
-        among: the placements to choose among, with what they cost.
-        microbatches: number of microbatches of a step and replica.
         limit: the most that a rank may keep, in the unit of `World.kept`; where that is None, in
             microbatches of all its layers.
         steps: number of such steps, one after the other, that are to be short.
-        seed: seed of the search. The same seed gives the same plan.
         effort: how long the search may take.
     Raises:
         ValueError: no order keeps so little; the text says what is enough.

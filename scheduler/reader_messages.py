@@ -16,13 +16,7 @@ def has_read(placement: Placement, replica: int, number: int) -> tuple[Message, 
 
 
 def has_ended(placement: Placement, replicas: Iterable[int], number: int) -> list[Message]:
-    """The messages that the data has ended, one to every rank of these replicas.
-
-    Args:
-        placement: placement of the stages.
-        replicas: indices of the replicas.
-        number: number of microbatches there are in all.
-    """
+    """The messages that the data has ended, one to every rank of these replicas."""
     return [
         Message(Meaning.END, stage, number, replica * placement.pipes + pipe)
         for replica in replicas

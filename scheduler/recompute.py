@@ -46,7 +46,6 @@ def recomputing(job: Job, recompute: str | int) -> Job:
     """The job with the recomputed layers that `memory.recompute` asks for.
 
     Args:
-        job: schedule whose `cuts` are known: they say how many layers a stage has.
         recompute: a number of layers, or a word that `most_recomputed` takes.
     Raises:
         ValueError: `recompute` is no such setting.

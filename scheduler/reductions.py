@@ -18,7 +18,6 @@ def reductions_of(job: Job, asked: int) -> int:
     """The number of reductions of a bucket in a step.
 
     Args:
-        job: schedule of the run, with its replicas.
         asked: that number; 0: as many as there are runs.
     Raises:
         ValueError: the schedule has no room for so many.

@@ -38,10 +38,6 @@ _KINDS: dict[str, Callable[[int], bool]] = {
 def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
     """A descriptor of a regular file.
 
-    Args:
-        path: path of the file.
-        flags: how it is opened, see `os.open`. With `O_NOFOLLOW` a link in its place is refused.
-        mode: rights of a file that is made.
     Raises:
         OSError: it cannot be opened, or is a pipe, a socket, a device or a directory; `strerror`
             says which.
@@ -83,7 +79,6 @@ def read_bytes(path: str | PathLike[str], most: int = MOST_BYTES) -> bytes:
     """The content of a regular file.
 
     Args:
-        path: path of the file.
         most: largest size that is read, in bytes.
     Raises:
         OSError: as for `opened`, or it is larger.

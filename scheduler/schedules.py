@@ -45,8 +45,6 @@ def build_schedule(
 
     Args:
         name: name of a policy, or "fixed".
-        ranks: number of ranks of a pipeline.
-        microbatches: number of microbatches of a step and replica.
         placement, chunks: name of a placement and number of stages that a rank holds; "" and 0 are
             the policy's own.
         max_held: cap on what a rank has begun, in chunks (microbatches of one stage); 0 is the
@@ -114,17 +112,11 @@ def _own_code() -> Iterator[None]:
 
 
 class Option(NamedTuple):
-    """A schedule that fits.
+    """A schedule that fits."""
 
-    Args:
-        name: name of the policy.
-        max_held: cap in chunks; 0 is the policy's own.
-        job: the schedule itself.
-    """
-
-    name: str
-    max_held: int
-    job: Job
+    name: str  # name of the policy
+    max_held: int  # cap in chunks; 0 is the policy's own
+    job: Job  # the schedule itself
 
 
 def options(
@@ -138,12 +130,9 @@ def options(
     several.
 
     Args:
-        ranks: number of ranks of a pipeline.
-        microbatches: number of microbatches of a step and replica.
         chunks: numbers of stages of a rank to try where the placement leaves the choice; 0 is its
             own.
         thorough: True to try the caps of `all_caps_of` in place of those of `caps_of`.
-        also: policies of the user's own.
     """
     for name in (*NAMES, *also):
         for cap in all_caps_of(name, ranks) if thorough else caps_of(name, ranks):
@@ -176,21 +165,13 @@ def all_caps_of(name: str, ranks: int) -> tuple[int, ...]:
 
 
 class Outcome(NamedTuple):
-    """The figures of a schedule in a simulation, times in the unit of the costs.
+    """The figures of a schedule in a simulation, times in the unit of the costs."""
 
-    Args:
-        option: the schedule.
-        makespan: duration of all steps.
-        least: duration that no schedule on its placement can beat.
-        held: largest amount that a rank holds, in microbatches of all its layers.
-        utilisation: work of the busiest rank over the makespan.
-    """
-
-    option: Option
-    makespan: float
-    least: float
-    held: float
-    utilisation: float
+    option: Option  # the schedule
+    makespan: float  # duration of all steps
+    least: float  # duration that no schedule on its placement can beat
+    held: float  # largest amount that a rank holds, in microbatches of all its layers
+    utilisation: float  # work of the busiest rank over the makespan
 
     def as_dict(self) -> dict[str, Any]:
         """The figures and the schedule's settings, for JSON."""
@@ -216,13 +197,9 @@ def search(
     """Simulate every schedule that fits.
 
     Args:
-        ranks: number of ranks of a pipeline.
-        microbatches: number of microbatches of a step and replica.
-        steps: number of steps that `run` simulates.
         most_held: limit on what a rank holds, in microbatches of all its layers; 0: no limit.
         run: function that simulates a job and returns the costs that it used and the timeline; or
             None, which leaves the job out.
-        also: policies of the user's own.
     Returns:
         The schedules within the limit, the fastest first; and the duration that no schedule on any
         of the tried placements can beat, 0 if there is none.

@@ -22,7 +22,6 @@ def usual_group(replicas: int, ranks: int) -> int:
     It depends on nothing else, so that the bits of a sum do not depend on the machine.
 
     Args:
-        replicas: number of replicas.
         ranks: number of ranks of each, which are neighbours.
     Returns:
         As many as fill a node of 8 ranks or a half, a quarter of it; where a replica fills one, the
@@ -48,7 +47,6 @@ def with_shards(
     """The job with groups and shards, where there are several copies, and with weights in scratch.
 
     Args:
-        job: schedule of the run, with its replicas.
         zero: 0: nothing is shared out; 1: masters and the optimizer's state; 2: gradients, too; 3:
             weights, too.
         reductions: number of times that gradients are added up in a step, from `zero` 2 on; 0: as

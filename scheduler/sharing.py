@@ -82,22 +82,15 @@ class Choice(Enum):
 
 @dataclass(slots=True)
 class Hand:
-    """What the reader of one replica knows in a step of who has microbatches left.
+    """What the reader of one replica knows in a step of who has microbatches left."""
 
-    Args:
-        replica: index of the replica.
-        own: number of microbatches that each replica's reader draws in a step.
-        left: number of microbatches that this replica has left, and that others have to give, at
-            most.
-        asked: replica that was asked and has not answered; None: none was.
-        given: indices of microbatches over all replicas that others have given, and that have no
-            slot yet.
-    """
-
-    replica: int
-    own: int
+    replica: int  # index of the replica
+    own: int  # number of microbatches that each replica's reader draws in a step
+    # number of microbatches that this replica has left, and that others have to give, at most
     left: dict[int, int] = field(default_factory=dict)
-    asked: int | None = None
+    asked: int | None = None  # replica that was asked and has not answered; None: none was
+    # indices of microbatches over all replicas that others have given, and that have no slot
+    # yet
     given: list[int] = field(default_factory=list)
 
     @classmethod
@@ -137,11 +130,7 @@ class Hand:
         return most if self.left[most] else None
 
     def asks_ahead(self, is_last: bool) -> bool:
-        """To ask for the next slot now, so that an answer is here when there is room.
-
-        Args:
-            is_last: the slot that was filled is the last one.
-        """
+        """To ask for the next slot now, so that an answer is here when there is room."""
         return not is_last and self.choice() is Choice.ASK
 
     def ask(self) -> int:
@@ -156,7 +145,6 @@ class Hand:
         Args:
             index: index over all replicas of the microbatch that it gives; None: it has none to
                 give.
-            left: how many it has to give then.
         """
         assert self.asked is not None
         self.left[self.asked], self.asked = left, None
@@ -172,7 +160,6 @@ def microbatch_for_slot(hands: list[Hand], replica: int, is_last: bool) -> int |
     """The microbatch that a replica's next slot gets where answers take no time.
 
     Args:
-        hands: hands of all replicas, which are told.
         replica: index of the replica.
         is_last: the slot is the last one of the step.
     Returns:

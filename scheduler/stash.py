@@ -40,7 +40,6 @@ class StashRooms:
 
     Args:
         rooms: number of stashes that the device has room for, at least `least_rooms`.
-        stages: stages of this rank.
     Attributes:
         on_device: number of stashes that have memory on the device, but for what is gathered.
     """
@@ -59,8 +58,6 @@ class StashRooms:
         """There is room for the work to start.
 
         Args:
-            move: what the work does with a stash.
-            stage: stage of the work.
             is_near: the stash is needed soon, if the work brings one back.
         """
         if move is StashMove.MAKES:

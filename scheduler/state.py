@@ -65,17 +65,12 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Something that keeps a head from running.
+    """Something that keeps a head from running."""
 
-    Args:
-        task: the head that cannot run.
-        what: name of the counter that has not come far enough, or "room" where the policy's cap
-            refuses.
-        owed_by: rank that owes the next of what is counted; None for this rank itself.
-    """
-
-    task: Task
+    task: Task  # the head that cannot run
+    # name of the counter that has not come far enough, or "room" where the policy's cap refuses
     what: str
+    # rank that owes the next of what is counted; None for this rank itself
     owed_by: Coordinates | None
 
     def __str__(self) -> str:
@@ -87,7 +82,6 @@ class RankState:
     """The brain of one rank.
 
     Args:
-        job: the schedule, alike on every rank.
         rank: index of this rank in its pipeline, 0 <= rank < job.ranks.
         replica: index of the replica that this rank belongs to, 0 <= replica < job.replicas.
         buckets: copies of each bucket of a stage, by stage of this rank, at least one bucket a
@@ -448,7 +442,6 @@ class RankState:
         """Count a task as started; it runs from now on.
 
         Args:
-            task: a ready head.
             more: the task is a piece, and not the last. None: that is not known before it has run,
                 and `tell` says it then; nothing follows before.
             completes: indices of the buckets of the stage whose gradient is complete with this

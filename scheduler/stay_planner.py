@@ -24,7 +24,6 @@ def plan_stays(job: Job, room: int) -> Stays:
     """The stays of a job, with as few gathers as the room allows.
 
     Args:
-        job: schedule of the run.
         room: number of stages whose weights a rank may have whole at a time, at least 1.
     Raises:
         ValueError: a rank has no room for all of its stages, and the schedule has two pipes, so
@@ -69,7 +68,6 @@ class _Rank:
     """The stays of a rank in a step.
 
     Args:
-        tasks: its tasks that read weights, in order.
         room: number of stages that it may have at a time.
     Attributes:
         begun: stages, in the order in which their stays begin.

@@ -15,16 +15,11 @@ from .task import AnyKind, Kind
 class Stay(NamedTuple):
     """The tasks of a stage and pipe that have run by the end of a stay, counted from the beginning
     of the step.
-
-    Args:
-        forwards: number of forwards.
-        recomputed: number of forwards that have run again.
-        backwards: number of whole backwards, or of input gradients.
     """
 
-    forwards: int
-    recomputed: int
-    backwards: int
+    forwards: int  # number of forwards
+    recomputed: int  # number of forwards that have run again
+    backwards: int  # number of whole backwards, or of input gradients
 
     def until(self, kind: AnyKind) -> int:
         """The number of tasks of a kind that have run by the end of the stay."""
@@ -46,16 +41,11 @@ READERS = tuple(_COLUMNS)
 # gives a rank more stages. Which stage goes is what stays know already.
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """The stays of a step.
+    """The stays of a step."""
 
-    Args:
-        room: number of stages whose weights a rank may have whole at a time, at least 1.
-        of_stage: stays of each stage, in order; at least one each.
-        order: for each rank of a pipeline, its stages in the order in which their stays begin.
-    """
-
-    room: int
-    of_stage: tuple[tuple[Stay, ...], ...]
+    room: int  # number of stages whose weights a rank may have whole at a time, at least 1
+    of_stage: tuple[tuple[Stay, ...], ...]  # stays of each stage, in order; at least one each
+    # for each rank of a pipeline, its stages in the order in which their stays begin
     order: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:

@@ -26,9 +26,6 @@ class Entry:
     """A row of the table, the lane that counts it, and its head.
 
     Args:
-        row: row of the table.
-        lane: lane that counts the row's tasks.
-        stage: stage that the lane belongs to.
         needs: numbers that must have passed its head, each with the lane that keeps it.
     Attributes:
         kind: the row's kind of work.
@@ -58,42 +55,30 @@ class Entry:
 
 
 class Scanned(NamedTuple):
-    """What `RankState.pick` reads of a row each time.
+    """What `RankState.pick` reads of a row each time."""
 
-    Args:
-        entry: the row.
-        kind, stage: kind and stage of its tasks.
-        heads, parts: numbers and parts of the heads of its lane, by kind.
-        needs: numbers that must have passed its head.
-    """
-
-    entry: Entry
+    entry: Entry  # the row
+    # kind, stage: kind and stage of its tasks
     kind: AnyKind
     stage: int
+    # heads, parts: numbers and parts of the heads of its lane, by kind
     heads: Mapping[Counter, int]
     parts: Mapping[AnyKind, int]
-    needs: tuple[Passed, ...]
+    needs: tuple[Passed, ...]  # numbers that must have passed its head
 
 
 class Inbox(NamedTuple):
-    """Where messages about microbatches come in.
+    """Where messages about microbatches come in."""
 
-    Args:
-        lane: lane that counts them.
-        pipe: pipe that they are addressed to.
-        answers: kind of work here that they answer; None: none.
-    """
-
-    lane: Lane
-    pipe: int
-    answers: AnyKind | None
+    lane: Lane  # lane that counts them
+    pipe: int  # pipe that they are addressed to
+    answers: AnyKind | None  # kind of work here that they answer; None: none
 
 
 class Table:
     """Rows and lanes of a rank.
 
     Args:
-        job: schedule of the run.
         seats: the stages of this rank, each with its pipe.
         copies: copies of each bucket of a stage, by stage.
         features: functions that make the rows of a stage.

@@ -36,21 +36,16 @@ class Pause(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A message between two ranks, with the times at which it was handed over and taken.
+    """A message between two ranks, with the times at which it was handed over and taken."""
 
-    Args:
-        source, to: rows of the two ranks.
-        what: the message.
-        sent, arrived: the times. Of one rank alone only the one that it knows; the other is None.
-        num_bytes: size of its tensors.
-    """
-
+    # source, to: rows of the two ranks
     source: int
     to: int
-    what: str
+    what: str  # the message
+    # sent, arrived: the times. Of one rank alone only the one that it knows; the other is None.
     sent: float | None
     arrived: float | None
-    num_bytes: int
+    num_bytes: int  # size of its tensors
 
     @property
     def meaning(self) -> str:
@@ -73,35 +68,26 @@ def _start(span: Span) -> float:
 class Timeline:
     """The tasks that ran on each rank, with their times; not to be changed once one of its figures
     has been asked for.
-
-    Args:
-        ranks: number of rows, one for each rank of each replica.
-        microbatches: number of microbatches of a step and replica; tasks number them on over the
-            steps.
-        ideal: duration of the work that a rank must compute, by which utilisation is measured; 0
-            where it is not known.
-        unit: name of the unit of time; "" where there is none.
-        title: heading for pictures.
-        schedule: settings of a run: the arguments of `schedules.build_schedule`, and replicas,
-            clips, recompute, slots, host_rooms, zero, reductions, gathered and
-            offloads_weights; {} for a simulation.
-        reductions: number of times that a step adds a bucket up over its copies.
-        stays: number of times that weights of each stage come for a step; () where they stay.
-        spans: tasks that ran, by start.
-        pauses: times in which a rank could run nothing.
-        messages: messages between ranks; () where they were not kept, as in simulations.
     """
 
-    ranks: int
+    ranks: int  # number of rows, one for each rank of each replica
+    # number of microbatches of a step and replica; tasks number them on over the steps
     microbatches: int
+    # duration of the work that a rank must compute, by which utilisation is measured; 0 where
+    # it is not known
     ideal: float = 0.0
-    unit: str = ""
-    title: str = ""
+    unit: str = ""  # name of the unit of time; "" where there is none
+    title: str = ""  # heading for pictures
+    # settings of a run: the arguments of `schedules.build_schedule`, and replicas, clips,
+    # recompute, slots, host_rooms, zero, reductions, gathered and offloads_weights; {} for a
+    # simulation
     schedule: dict[str, Any] = field(default_factory=dict)
-    reductions: int = 1
+    reductions: int = 1  # number of times that a step adds a bucket up over its copies
+    # number of times that weights of each stage come for a step; () where they stay
     stays: tuple[int, ...] = ()
-    spans: list[Span] = field(default_factory=list)
-    pauses: list[Pause] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)  # tasks that ran, by start
+    pauses: list[Pause] = field(default_factory=list)  # times in which a rank could run nothing
+    # messages between ranks; () where they were not kept, as in simulations
     messages: list[Delivery] = field(default_factory=list)
 
     def computing(self) -> Iterator[Span]:

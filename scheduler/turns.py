@@ -12,12 +12,7 @@ Which = tuple[int, int]  # a bucket of this rank: its stage, and its index there
 
 
 class Turns:
-    """The turns of one group, as one of its ranks knows them; they are counted over all steps.
-
-    Args:
-        a_step: number of collectives of a step.
-        first_step: number of the step to begin with.
-    """
+    """The turns of one group, as one of its ranks knows them; they are counted over all steps."""
 
     def __init__(self, a_step: int, first_step: int) -> None:
         self._a_step = a_step
@@ -56,7 +51,6 @@ def turns_of(groups: Mapping[Which, Hashable], first_step: int) -> dict[Which, T
 
     Args:
         groups: group of each bucket of this rank that is added up in turns.
-        first_step: number of the step to begin with.
     """
     sizes = Counter(groups.values())
     turns = {group: Turns(size, first_step) for group, size in sizes.items()}

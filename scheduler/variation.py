@@ -30,13 +30,7 @@ def durations(line: Timeline) -> Durations:
 # A run tells lengths from jitter by what forwards and input gradients of a microbatch share on all
 # stages (`variation.py`), since orders bear the two differently.
 def variation(took: Durations, ranks: int, microbatches: int) -> tuple[float, float]:
-    """Sigmas of jitter and of lengths, see `Costs`.
-
-    Args:
-        took: durations of some whole steps.
-        ranks: number of ranks of a pipeline.
-        microbatches: number of microbatches of a step and replica.
-    """
+    """Sigmas of jitter and of lengths, see `Costs`."""
     lanes: dict[tuple[AnyKind, int, int], _Lane] = defaultdict(dict)
     for (kind, stage), of in took.items():
         if kind in _ALIKE:

@@ -18,9 +18,6 @@ def durable(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
     """Context with a file that is beside its place, and is put there at the end, each on disk
     before the next.
 
-    Args:
-        path: path of the file.
-        mode: rights of a new file, less those that the process gives nobody (umask).
     Raises:
         OSError: the file cannot be written; an older file of that name stands.
     """
@@ -41,9 +38,6 @@ def durable(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
 def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file beside its place, then put it there, each on disk before the next.
 
-    Args:
-        path, mode: as for `durable`.
-        data: content of the file.
     Raises:
         OSError: the file cannot be written; an older file of that name stands.
     """

@@ -44,9 +44,6 @@ def is_extra(name: str) -> bool:
 def encoded(name: str, state: Any) -> Tensor:
     """Extra state as bytes, shape (bytes,), uint8.
 
-    Args:
-        name: its name in the state dict, for the error.
-        state: what `get_extra_state` has returned.
     Raises:
         UnsavableError: there is something else in it than tensors, numbers, texts, None, lists,
             tuples and dictionaries of these.
@@ -152,7 +149,6 @@ def give_back(
 
     Args:
         layers: index and module of each layer.
-        states: what `states_in` has found.
     """
     for place, layer in layers:
         for (of, path), state in states.items():

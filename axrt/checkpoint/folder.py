@@ -42,19 +42,12 @@ _LATEST, _PARTIAL, _ASIDE = "latest", ".partial", "set-aside-"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint by its directory, with its manifest.
+    """A checkpoint by its directory, with its manifest."""
 
-    Args:
-        path: directory of the checkpoint.
-        manifest: manifest of the checkpoint; None where it cannot be read.
-        fault: text that says what is wrong with the manifest; "" where nothing is.
-        is_foreign: True if the checkpoint has a format that this version does not know.
-    """
-
-    path: Path
-    manifest: Manifest | None
-    fault: str = ""
-    is_foreign: bool = False
+    path: Path  # directory of the checkpoint
+    manifest: Manifest | None  # manifest of the checkpoint; None where it cannot be read
+    fault: str = ""  # text that says what is wrong with the manifest; "" where nothing is
+    is_foreign: bool = False  # True if the checkpoint has a format that this version does not know
 
     @classmethod
     def at(cls, path: Path) -> "Candidate":
@@ -150,7 +143,6 @@ def newest_undamaged(path: Path, take: Callable[[Path], T], say: Callable[[str],
     finds damage.
 
     Args:
-        path: a checkpoint, a folder of checkpoints, or the directory of a run.
         take: function that reads a checkpoint.
         say: function that tells a person what was left out.
     Raises:
@@ -187,9 +179,6 @@ def under_way(checkpoint: Path) -> Path:
 def check_name(checkpoint: Path, step: int) -> None:
     """Check that a checkpoint may have that name.
 
-    Args:
-        checkpoint: directory that the checkpoint will have.
-        step: number of steps, for the name that the error suggests.
     Raises:
         ConfigError: the name means something else in a folder of checkpoints.
     """
@@ -245,8 +234,6 @@ def make_whole(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRec
     Files that are not listed are removed. Then comes the manifest.
 
     Args:
-        checkpoint: directory that the checkpoint will have.
-        manifest: manifest without files.
         files: record of each file that was written, by name.
     Raises:
         SaveError: a file is missing, or nothing can be written.
@@ -329,10 +316,6 @@ def home_of(checkpoint: Path) -> Path:
 def set_aside(folder: Path, why: str, paths: Sequence[Path]) -> str:
     """Move checkpoints to a directory of their own.
 
-    Args:
-        folder: folder of the checkpoints.
-        why: reason, which becomes part of the directory's name.
-        paths: checkpoints to move.
     Returns:
         A text for people that says what was moved where.
     Raises:
@@ -374,7 +357,6 @@ def prune(folder: Path, keep: int, just_saved: Path) -> None:
     Args:
         folder: folder of checkpoints; only those named `step-...` are removed.
         keep: number of newest checkpoints that stay; 0 keeps all.
-        just_saved: checkpoint that stays in any case.
     Raises:
         OSError: something cannot be removed.
     """

@@ -33,18 +33,12 @@ _STEP, _MARK = re.compile(r"step-(\d+)"), re.compile("[0-9a-f]{8}")
 
 
 class Part(NamedTuple):
-    """What there is of a rank.
+    """What there is of a rank."""
 
-    Args:
-        step: number of steps that were done.
-        rank: rank in the job whose state it is.
-        size: number of ranks of that job.
-        cut: digest of which shards it has of its layers, see `cut_of`; "": it has whole layers.
-    """
-
-    step: int
-    rank: int
-    size: int
+    step: int  # number of steps that were done
+    rank: int  # rank in the job whose state it is
+    size: int  # number of ranks of that job
+    # digest of which shards it has of its layers, see `cut_of`; "": it has whole layers
     cut: str = ""
 
     @property
@@ -67,14 +61,7 @@ class Part(NamedTuple):
 # is whole or not there by its name, the same code writes, checks and takes it, and a person can
 # look at it.
 class HostMemory:
-    """The parts of one job that are kept on this host.
-
-    Args:
-        directory: directory in memory, such as /dev/shm.
-        run: drawn name of the run.
-        host: name of the host.
-        mark: drawn mark of the job.
-    """
+    """The parts of one job that are kept on this host."""
 
     def __init__(self, directory: Path, run: str, host: str, mark: str) -> None:
         self._run = directory / f"axrt-{run}"

@@ -41,31 +41,21 @@ _NO_RUN = "", "", 0
 
 
 class Recalled(NamedTuple):
-    """What a rank goes on from.
+    """What a rank goes on from."""
 
-    Args:
-        parts: directories of the parts, on this host; () where there is nothing.
-        joined: directory for what the parts come to together; None: there is one part, which is
-            the rank's own.
-        text: what a person should know when that is taken, or why nothing is; "": nothing.
-        fault: what has gone wrong on its way here; "": nothing.
-    """
-
+    # directories of the parts, on this host; () where there is nothing
     parts: tuple[Path, ...] = ()
+    # directory for what the parts come to together; None: there is one part, which is the
+    # rank's own
     joined: Path | None = None
-    text: str = ""
-    fault: str = ""
+    text: str = ""  # what a person should know when that is taken, or why nothing is; "": nothing
+    fault: str = ""  # what has gone wrong on its way here; "": nothing
 
 
 class JobMemory:
     """The copies that this job keeps and recalls; every rank calls alike.
 
     Args:
-        exchange: exchange of notes with the other ranks.
-        rank: rank of this process in the job.
-        size: number of ranks of the job.
-        host: name of this rank's host.
-        directory: directory in memory, such as /dev/shm.
         say: function that tells a person a text, on the main rank; None: print it to stderr.
     """
 
@@ -146,8 +136,6 @@ class JobMemory:
         ranks that are left on one host, nothing is kept.
 
         Args:
-            folder: folder of the checkpoints of the run.
-            cut: digest of which shards this rank has, see `cut_of`.
             make_manifest: function that makes the manifest of a part, without files.
             write: function that begins to write the layers of this rank into a directory on a
                 queue; its steps come to the records of the files.
@@ -250,8 +238,6 @@ class JobMemory:
         """Remove what a whole copy takes the place of, or what there is of one that failed.
 
         Args:
-            here: memory of this host.
-            step: step of the copy.
             fault: what has gone wrong; "" where the copy is whole.
             left: a run from which this job has not gone on; "": there is none.
         """
@@ -283,9 +269,7 @@ class JobMemory:
         """Have the newest copies of which there is enough for every rank, on the rank's own host.
 
         Args:
-            folder: folder of the checkpoints of the run.
             newer_than: step of the newest checkpoint on the disk; older copies are left.
-            model: part of the model that this rank holds.
         """
         self.finish()
         run, mark, step = self._exchange.agreed(lambda: _run_of(folder))

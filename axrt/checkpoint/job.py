@@ -55,8 +55,6 @@ class JobCheckpoints:
     """The checkpoints that this job saves and loads; every rank calls alike.
 
     Args:
-        exchange: exchange of notes with the other ranks.
-        rank: rank of this process in the job.
         layers: class name of each layer of the model, in order.
         say: function that tells a person a text, on the main rank; None: print it to stderr.
         memory: copies in memory; None: there are none.
@@ -96,12 +94,10 @@ class JobCheckpoints:
         """Write a checkpoint, after the end of the save that is under way, if any.
 
         Args:
-            checkpoint: directory that the checkpoint will have.
             make_manifest: function that makes its manifest, without files; called on the main rank
                 before anything is written.
             write: function that begins to write the layers of this rank into a directory; its steps
                 come to the records of the files. None where other ranks write the same.
-            writers: ranks of the job that write.
             replaces: True to remove a checkpoint that has the name, once this one is whole.
         Raises:
             ConfigError: the name means something else or is taken, another run writes to that
@@ -130,7 +126,6 @@ class JobCheckpoints:
         """Begin to write a checkpoint, which goes on beside what comes.
 
         Args:
-            checkpoint, make_manifest, writers, replaces: those of `save`.
             write: that of `save`, which also takes a function that puts the writing on a queue.
             then: function that is called on the main rank at the end, with "" or with what has gone
                 wrong.
@@ -328,7 +323,6 @@ class JobCheckpoints:
         """Take weights and optimizer state from the newest undamaged checkpoint that a path means.
 
         Args:
-            path: a checkpoint, a folder of checkpoints, or the directory of a run.
             model: part of the model that this rank holds; its weights and optimizers are changed in
                 place.
             missing_ok: True to return None, and not to raise, where there is none at all.

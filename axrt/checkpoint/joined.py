@@ -31,9 +31,7 @@ def join(directory: Path, parts: Sequence[Path], model: LocalModel) -> Manifest:
     """Put parts together.
 
     Args:
-        directory: directory for what they come to, which is made anew.
         parts: directories of the parts, of one step of one job.
-        model: part of the model that this rank holds.
     Returns:
         The manifest of the directory.
     Raises:

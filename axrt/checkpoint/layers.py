@@ -33,52 +33,34 @@ States = Mapping[str, ParameterState]  # by name of the parameter
 
 
 class Live(NamedTuple):
-    """A tensor of the model or of an optimizer that a file holds.
+    """A tensor of the model or of an optimizer that a file holds."""
 
-    Args:
-        value: the tensor itself.
-        bucket: bucket that must be present for its values; None: they always count.
-        changes: forwards may write to it.
-    """
-
-    value: Tensor
-    bucket: Bucket | None
-    changes: bool = False
+    value: Tensor  # the tensor itself
+    bucket: Bucket | None  # bucket that must be present for its values; None: they always count
+    changes: bool = False  # forwards may write to it
 
 
 LiveTensors = dict[str, Live]  # by the name of the tensor in its file
 
 
 class File(NamedTuple):
-    """A file to write.
+    """A file to write."""
 
-    Args:
-        name: name of the file in its checkpoint.
-        metadata: texts for its header, by name.
-        tensors: tensors by name.
-    """
-
-    name: str
-    metadata: dict[str, str]
-    tensors: LiveTensors
+    name: str  # name of the file in its checkpoint
+    metadata: dict[str, str]  # texts for its header, by name
+    tensors: LiveTensors  # tensors by name
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedLayers:
-    """Files that have been checked, for the layers of one rank.
+    """Files that have been checked, for the layers of one rank."""
 
-    Args:
-        weights: files of weights and buffers, by index of the layer.
-        optimizers: files of optimizer state, by index of the layer.
-        states: optimizer state with tensors that have no values, by name of the parameter; a
-            parameter that was frozen when it was saved has none.
-        extra: extra state of modules, see `states_in`.
-    """
-
-    weights: Mapping[int, CheckedFile]
-    optimizers: Mapping[int, CheckedFile]
+    weights: Mapping[int, CheckedFile]  # files of weights and buffers, by index of the layer
+    optimizers: Mapping[int, CheckedFile]  # files of optimizer state, by index of the layer
+    # optimizer state with tensors that have no values, by name of the parameter; a parameter
+    # that was frozen when it was saved has none
     states: States
-    extra: Mapping[tuple[int, str], Any]
+    extra: Mapping[tuple[int, str], Any]  # extra state of modules, see `states_in`
 
     def states_of(self, bucket: Bucket) -> dict[str, ParameterState]:
         """Read the optimizer's state of the parameters of a bucket, by name.
@@ -121,10 +103,6 @@ def files_of(layers: int) -> set[str]:
 def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> CheckedLayers:
     """Read the files of this rank's layers, and change nothing.
 
-    Args:
-        directory: directory of the checkpoint.
-        manifest: manifest of the checkpoint.
-        model: part of the model that this rank holds.
     Raises:
         DamagedError: a file is missing, differs from the one that was saved, or holds weights that
             are no finite numbers.
@@ -156,10 +134,7 @@ def check_weights(
     of `check_layers`.
 
     Args:
-        directory: directory of the checkpoint.
-        manifest: manifest of the checkpoint.
         layers: the layers' own tensors, which the files must fit.
-        reader: threads that read.
     """
     with ThreadPoolExecutor(_FILES) as several:
         files = several.map(
@@ -270,7 +245,6 @@ def weights_of(place: int, layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     Args:
         place: index of the layer in the model.
-        layer: the layer.
     Raises:
         DataError: its state has what is no tensor, or extra state that no file can hold.
     """

@@ -29,8 +29,6 @@ _RENEWED_EVERY_S, _STALE_S = 30.0, 300.0
 class DirectoryLock:
     """The lock of a directory, held from when it is made until `release`.
 
-    Args:
-        directory: existing directory that this process is going to write to.
     Raises:
         ConfigError: another process writes to it.
         OSError: nothing can be written to the directory.

@@ -39,15 +39,10 @@ _LARGEST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """The size and digest of a file when it was saved.
+    """The size and digest of a file when it was saved."""
 
-    Args:
-        size_bytes: size of the file, in bytes.
-        crc32: digest of its bytes, 8 hexadecimal digits, see `durable.digest_of`.
-    """
-
-    size_bytes: int
-    crc32: str
+    size_bytes: int  # size of the file, in bytes
+    crc32: str  # digest of its bytes, 8 hexadecimal digits, see `durable.digest_of`
 
 
 def _is_count(value: object) -> bool:
@@ -111,34 +106,23 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The description of a checkpoint.
+    """The description of a checkpoint."""
 
-    Args:
-        step: number of steps that are done.
-        samples: number of samples of the data that are used up, over all replicas.
-        seed: run seed from which seeds of layers and of dropout are derived, 0 <= seed < 2**63.
-        lr: learning rate of the last step, None where it was no number; for people, since it
-            follows from the step.
-        saved_at: time when it was saved, UTC, in ISO format; for people.
-        layers: class name of each layer, in order.
-        config: every section with every key, by today's names.
-        versions: versions of Python, torch and axrt.
-        loss_scale: `scale` of the next step's losses, and the number of `good` steps in a row; None
-            where losses are not scaled.
-        extra: the user's own values, as JSON can hold them.
-        files: record of every other file, by name, as the dict of a `FileRecord`.
-    """
-
-    step: int
-    samples: int
-    seed: int
+    step: int  # number of steps that are done
+    samples: int  # number of samples of the data that are used up, over all replicas
+    seed: int  # run seed from which seeds of layers and of dropout are derived, 0 <= seed < 2**63
+    # learning rate of the last step, None where it was no number; for people, since it follows
+    # from the step
     lr: float | None
-    saved_at: str
-    layers: list[str]
-    config: dict[str, dict[str, Any]]
-    versions: dict[str, str]
+    saved_at: str  # time when it was saved, UTC, in ISO format; for people
+    layers: list[str]  # class name of each layer, in order
+    config: dict[str, dict[str, Any]]  # every section with every key, by today's names
+    versions: dict[str, str]  # versions of Python, torch and axrt
+    # `scale` of the next step's losses, and the number of `good` steps in a row; None where
+    # losses are not scaled
     loss_scale: dict[str, Any] | None
-    extra: dict[str, Any]
+    extra: dict[str, Any]  # the user's own values, as JSON can hold them
+    # record of every other file, by name, as the dict of a `FileRecord`
     files: dict[str, dict[str, Any]]
 
     @classmethod

@@ -13,19 +13,12 @@ NAME = ".memory"
 
 
 class MemoryRun(NamedTuple):
-    """What the file in the folder of checkpoints says.
+    """What the file in the folder of checkpoints says."""
 
-    Args:
-        run: drawn name of the run.
-        mark: drawn mark of the job whose copies count.
-        step: newest step of which all parts were on two hosts.
-        is_void: the run has gone back to an older checkpoint since.
-    """
-
-    run: str
-    mark: str
-    step: int = 0
-    is_void: bool = False
+    run: str  # drawn name of the run
+    mark: str  # drawn mark of the job whose copies count
+    step: int = 0  # newest step of which all parts were on two hosts
+    is_void: bool = False  # the run has gone back to an older checkpoint since
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:

@@ -101,10 +101,6 @@ def _told(piece: SavedPiece) -> Told:
 class CheckedPieces:
     """Files of a rank's own pieces that have been checked.
 
-    Args:
-        directory: directory of the files.
-        manifest: its manifest.
-        model: part of the model that this rank holds.
     Raises:
         DamagedError: a file is missing, or differs from the one that was saved.
         ConfigError: this rank has other layers or pieces now.

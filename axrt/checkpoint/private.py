@@ -36,9 +36,6 @@ def make_private(path: Path) -> None:
 def why_not_private(path: Path) -> str:
     """Why a directory is not this user's alone; "" where it is. One that others may read or write
     to is closed to them.
-
-    Args:
-        path: path of the directory.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

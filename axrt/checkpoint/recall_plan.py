@@ -13,57 +13,34 @@ from .host_memory import Part
 
 
 class Offer(NamedTuple):
-    """A part that is on the host of a rank.
+    """A part that is on the host of a rank."""
 
-    Args:
-        part: what it is.
-        places: indices of the layers of which it has something.
-    """
-
-    part: Part
-    places: tuple[int, ...]
+    part: Part  # what it is
+    places: tuple[int, ...]  # indices of the layers of which it has something
 
 
 class Taken(NamedTuple):
-    """A part that a rank takes.
+    """A part that a rank takes."""
 
-    Args:
-        part: what it is.
-        holder: a rank on whose host it is: one of the rank's own host where it is there.
-    """
-
-    part: Part
-    holder: int
+    part: Part  # what it is
+    holder: int  # a rank on whose host it is: one of the rank's own host where it is there
 
 
 class Plan(NamedTuple):
-    """What all ranks take.
+    """What all ranks take."""
 
-    Args:
-        taken: the parts of each rank; () where nothing is taken.
-        are_own: each rank takes its own part, as it is.
-        text: what a person should know when that is taken, or why nothing is; "": nothing.
-    """
-
-    taken: tuple[tuple[Taken, ...], ...] = ()
-    are_own: bool = False
-    text: str = ""
+    taken: tuple[tuple[Taken, ...], ...] = ()  # the parts of each rank; () where nothing is taken
+    are_own: bool = False  # each rank takes its own part, as it is
+    text: str = ""  # what a person should know when that is taken, or why nothing is; "": nothing
 
 
 class Wanted(NamedTuple):
-    """What the ranks of this job need.
+    """What the ranks of this job need."""
 
-    Args:
-        places: indices of the layers of each rank.
-        cuts: digest of which shards each rank has of them, see `Part.cut`.
-        hosts: name of the host of each rank.
-        newer_than: step of the newest checkpoint on the disk; older copies are left.
-    """
-
-    places: Sequence[tuple[int, ...]]
-    cuts: Sequence[str]
-    hosts: Sequence[str]
-    newer_than: int
+    places: Sequence[tuple[int, ...]]  # indices of the layers of each rank
+    cuts: Sequence[str]  # digest of which shards each rank has of them, see `Part.cut`
+    hosts: Sequence[str]  # name of the host of each rank
+    newer_than: int  # step of the newest checkpoint on the disk; older copies are left
 
 
 # Copies in memory suit any layout. A rank took its own part alone. But the ranks that are left have
@@ -74,7 +51,6 @@ def plan_recall(offered: Sequence[Iterable[Offer]], wanted: Wanted) -> Plan:
 
     Args:
         offered: what is on the host of each rank; ranks of a host offer different parts.
-        wanted: what the ranks of this job need.
     """
     kept: dict[int, _Kept] = defaultdict(lambda: defaultdict(list))
     for holder, offers in enumerate(offered):

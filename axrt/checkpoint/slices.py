@@ -18,19 +18,13 @@ _THREADS = 4  # a disk wants several requests at a time
 
 
 class Slice(NamedTuple):
-    """Some bytes of a file.
+    """Some bytes of a file."""
 
-    Args:
-        start: offset of the first one.
-        num_bytes: how many there are.
-        crc: their CRC-32, which the manifest knows.
-        seen: their XXH3 (64 bits). A second reading is compared by this one, which takes a
-            twentieth of the time.
-    """
-
-    start: int
-    num_bytes: int
-    crc: int
+    start: int  # offset of the first one
+    num_bytes: int  # how many there are
+    crc: int  # their CRC-32, which the manifest knows
+    # their XXH3 (64 bits). A second reading is compared by this one, which takes a twentieth of
+    # the time.
     seen: int
 
 
@@ -45,8 +39,6 @@ class SliceReader:
         """Read a stretch of a file, and keep none of it.
 
         Args:
-            file: descriptor of the file.
-            start, end: offsets of its first byte and behind its last one.
             look: function that sees each slice, uint8, on any thread.
         Returns:
             The slices, in order.
@@ -59,8 +51,6 @@ class SliceReader:
         """Read a stretch again.
 
         Args:
-            file: descriptor of the file.
-            slices: what `check` has given.
             into: memory on the CPU, uint8, shape (bytes,).
         Returns:
             Its bytes are what they were.

@@ -85,7 +85,6 @@ class SnapshotArena:
     """Memory of the host for one snapshot at a time, and the queue that fills it.
 
     Args:
-        device: device that tensors are on.
         apart: True if state is on a disk, so that a copy holds up who calls.
     """
 
@@ -117,8 +116,6 @@ class SnapshotArena:
 class Snapshot:
     """Copies of tensors on the host.
 
-    Args:
-        arena: memory for them, which no other snapshot uses now.
     Attributes:
         copied: moment at which all copies have their values; `end` comes then.
     """

@@ -106,7 +106,6 @@ def write_file(
     """Write a file durably; the record is of the bytes that it was given.
 
     Args:
-        path: path of the file.
         like: tensors of the types and shapes that will be written; their values are not read.
         metadata: texts for the header, by name.
         values: every name of `like` once with its tensor, in any order. Each is asked for when the
@@ -132,9 +131,6 @@ def write_file(
 def check_types(where: str, like: Tensors) -> None:
     """Check that tensors may be in a file.
 
-    Args:
-        where: name of the file, for the error.
-        like: the tensors.
     Raises:
         DataError: a tensor is of a type that no file can hold.
     """
@@ -185,15 +181,10 @@ def _memory(data: Tensor) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """A file that had the bytes that were saved when it was checked.
+    """A file that had the bytes that were saved when it was checked."""
 
-    Args:
-        path: path of the file.
-        metadata: texts of the header, by name.
-    """
-
-    path: Path
-    metadata: Mapping[str, str]
+    path: Path  # path of the file
+    metadata: Mapping[str, str]  # texts of the header, by name
     _layout: _Layout
     _slices: Mapping[str, list[Slice]]
     _reader: SliceReader
@@ -277,8 +268,6 @@ def check_file(
     """Read a whole file, and find out whether it is as it was saved.
 
     Args:
-        path: path of the file.
-        record: size and digest that it had.
         look: function that sees the parts of each tensor with its name, shape (elements,), on any
             thread and before it is known whether the file is as it was saved.
         reader: threads that read; None: new ones.

@@ -28,8 +28,6 @@ class Transfer:
     """Sends parts to ranks of other hosts, and takes theirs.
 
     Args:
-        exchange: exchange of notes with the other ranks.
-        rank: rank of this process in the job.
         queue: function that gives the queue on which files are read and written.
     """
 
@@ -40,9 +38,6 @@ class Transfer:
         """Send a part; the next file leaves when the one before is written there.
 
         Args:
-            number: number of the exchange.
-            part: what it is.
-            to: rank that takes it.
             path: its directory; None: there is none, which that rank is told.
         Returns:
             What has gone wrong there; "" where nothing has.
@@ -64,11 +59,6 @@ class Transfer:
     def receiving(self, number: int, of: int, here: HostMemory, sender: int) -> Steps[str]:
         """Take a part, and keep it on this host if it is whole.
 
-        Args:
-            number: number of the exchange.
-            of: rank whose state it is.
-            here: memory of this host.
-            sender: rank that sends it.
         Returns:
             What has gone wrong; "" where nothing has.
         """
@@ -89,12 +79,7 @@ class Transfer:
 
 
 class _Taking:
-    """A part on its way in.
-
-    Args:
-        here: memory of this host.
-        part: what it is.
-    """
+    """A part on its way in."""
 
     def __init__(self, here: HostMemory, part: Part) -> None:
         self._here, self._part = here, part

@@ -49,8 +49,6 @@ def save_layers(
     """Write the layers of this rank.
 
     Args:
-        directory: directory of the checkpoint while it is written.
-        model: part of the model that this rank holds.
         snapshot: snapshot to write from, which begins now; None: tensors are written as they are
             at the first step.
         put: function that puts the writing on a queue.
@@ -95,15 +93,10 @@ def save_shards(
 
 
 class _Weight(NamedTuple):
-    """A weight or buffer of a layer whose parameters come together from shards.
+    """A weight or buffer of a layer whose parameters come together from shards."""
 
-    Args:
-        live: what stands for it.
-        in_pieces: name of the parameter whose masters come together to its value; "": it is here.
-    """
-
-    live: Live
-    in_pieces: str
+    live: Live  # what stands for it
+    in_pieces: str  # name of the parameter whose masters come together to its value; "": it is here
 
     def copied(self, snapshot: Snapshot) -> "_Weight":
         """The same with the copy that a snapshot takes, where it is here."""
@@ -189,10 +182,6 @@ def keep_layers(directory: Path, model: LocalModel, queue: Queue) -> Steps[Recor
     are, while training goes on; a bucket's next step waits until that is done. It is for files in
     memory.
 
-    Args:
-        directory: directory of the files.
-        model: part of the model that this rank holds.
-        queue: queue that writes.
     Returns:
         Steps that come to the records of the files that were written.
     Raises:
@@ -231,7 +220,6 @@ def write_files(directory: Path, files: Iterable[File], values: Values | None = 
 
     Args:
         directory: their directory; it is made where there is none.
-        files: the files.
         values: function that gives the values of a file's tensors; None: each bucket is present for
             its own.
     Raises:
@@ -320,8 +308,6 @@ def layer_files(
 
     Args:
         place: index of the layer in the model.
-        layer: the layer, whose parameters are listed.
-        weights: its weights and buffers.
         states: the optimizer's state of each parameter, with the bucket that must be present.
     """
     parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]

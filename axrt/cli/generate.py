@@ -157,11 +157,6 @@ class _Writer:
     """Goes on from prompts with the layers that this rank has of a model.
 
     Args:
-        run: run or checkpoint.
-        world: ranks of the pipeline.
-        choice: how tokens are chosen.
-        tokens: number of tokens to add.
-        seed: seed of the choices.
         factory: `model.factory` whose code may run; "": that of a run of this user's own.
     """
 

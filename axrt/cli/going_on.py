@@ -24,25 +24,16 @@ from .interrupt import Interrupt
 
 @dataclass
 class Attempt:
-    """What a training is begun with, anew after each loss.
+    """What a training is begun with, anew after each loss."""
 
-    Args:
-        file: configuration.
-        overrides: values laid over it.
-        world: job of the ranks that are left; None: it is not known yet.
-        directory: directory of the run, once it is known.
-        when_lost: function that lets go of what only one attempt may have.
-        commit: git commit of the directory, on the first rank, see `commit_of`.
-        interrupt: what has been told by signals, between two attempts, too; None: nobody listens
-            yet.
-    """
-
-    file: str
-    overrides: tuple[str, ...]
-    world: World | None = None
-    directory: Path | None = None
+    file: str  # configuration
+    overrides: tuple[str, ...]  # values laid over it
+    world: World | None = None  # job of the ranks that are left; None: it is not known yet
+    directory: Path | None = None  # directory of the run, once it is known
+    # function that lets go of what only one attempt may have
     when_lost: Callable[[], None] = lambda: None
-    commit: str = ""
+    commit: str = ""  # git commit of the directory, on the first rank, see `commit_of`
+    # what has been told by signals, between two attempts, too; None: nobody listens yet
     interrupt: Interrupt | None = None
 
 
@@ -55,9 +46,6 @@ def train_with_survivors(
     """Train until that ends, with the ranks that are left.
 
     Args:
-        config: settings of the run.
-        attempt: the first attempt.
-        world: job as the launcher started it.
         train: function that trains on the ranks of an attempt.
     Returns:
         The exit code of this rank, and the job as it is then. A spare has that of the first rank.

@@ -48,12 +48,7 @@ class Interrupt:
             self.asked, self._since = True, time.monotonic()
 
     def until(self, batches: Iterator[Any], microbatches: int) -> Iterator[Any]:
-        """The batches until an end is asked for, in whole steps.
-
-        Args:
-            batches: microbatches of the main rank's replica.
-            microbatches: number of microbatches of a step and replica.
-        """
+        """The batches until an end is asked for, in whole steps."""
         while not self.asked:
             for _ in range(microbatches):
                 yield next(batches)

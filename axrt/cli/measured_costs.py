@@ -38,8 +38,6 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
     """The costs of the table's model, cut so that ranks take equally long.
 
     Args:
-        placement: placement of the stages.
-        table: costs of its layers.
         options: options of the command; those that the table has are not taken.
     Raises:
         ValueError: the model has fewer layers than stages, or an option says what the table says,

@@ -66,9 +66,6 @@ class StageCosts(click.ParamType):  # type: ignore[type-arg]
 class PolicyName(click.Choice[str]):
     """The name of a policy, in small letters or not, or the module and class of one of the user's
     own.
-
-    Args:
-        names: names of policies.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

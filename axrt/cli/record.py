@@ -34,25 +34,17 @@ _BATCH = (("parallel", "data"), ("schedule", "microbatches"), ("schedule", "micr
 
 
 class Speeds(NamedTuple):
-    """Operations.
+    """Operations."""
 
-    Args:
-        of_model: those of a sample, forward and backward.
-        of_device: those that a device can do in a second.
-    """
-
-    of_model: float
-    of_device: float
+    of_model: float  # those of a sample, forward and backward
+    of_device: float  # those that a device can do in a second
 
 
 class Record:
     """Shows and writes the results of each step.
 
     Args:
-        engine: engine of the main rank.
-        show: display on the terminal.
         files: files of the run; where one cannot be written, a line says so and training goes on.
-        idle: why this rank does nothing.
         trackers: what keeps metrics elsewhere.
         speeds: operations of the model, and of a device; None: they are not known.
     Attributes:
@@ -163,8 +155,6 @@ class Record:
 
         Args:
             resumed_from: checkpoint that the run goes on from; None where it begins.
-            done: number of steps that are done.
-            extra: values that checkpoints of this run have besides.
         """
         if resumed_from is not None:
             self._append(step=done, resumed_from=str(resumed_from))
@@ -183,7 +173,6 @@ class Record:
 
         Args:
             hosts, pids: host of each rank, and the number of its process there.
-            commit: git commit of the directory, see `commit_of`.
         """
         seed, done = self._config.run.seed, self._last_step
         origin = Origin.now(self._launch, commit, hosts, pids, done, self._schedule, seed)
@@ -221,12 +210,7 @@ class Record:
         return self._config.global_batch * self._config.model.context
 
     def validation(self, done: int, loss: float) -> None:
-        """Show and write a validation loss.
-
-        Args:
-            done: number of steps that are done.
-            loss: mean loss, in nats a token.
-        """
+        """Show and write a validation loss."""
         self._append(step=done, val_loss=loss)
         self._show.say(f"step {done}: validation loss {loss:.4f} nats a token")
         self._skip(done)
@@ -273,7 +257,6 @@ class Record:
         """Record that the run ends.
 
         Args:
-            done: number of steps that are done.
             checkpoint: newest checkpoint; None where there is none.
             is_saved: True if that checkpoint has all steps.
         """
@@ -351,12 +334,7 @@ class Record:
 
 
 def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
-    """The settings that shape the result of training and have other values now, one text each.
-
-    Args:
-        before: sections of the configuration in the checkpoint.
-        now: configuration of this run.
-    """
+    """The settings that shape the result of training and have other values now, one text each."""
     sections = {
         name: keys
         for name, keys in now.as_dict().items()
@@ -387,7 +365,6 @@ def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
     Args:
         before: `extra` of the checkpoint; one of a script says nothing of data.
-        now: that of this run's checkpoints.
     """
     was = before.get(DATA)
     if not isinstance(was, dict):

@@ -91,8 +91,6 @@ def state_of(run: Path, step: int, steps: int | None) -> str:
     """Whether a run is at work, and where; done; or ended early.
 
     Args:
-        run: its directory.
-        step: number of steps that are done.
         steps: number that it is to do; None: it is not known.
     """
     if (holder := holder_of(run)) is not None:

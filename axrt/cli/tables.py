@@ -31,8 +31,6 @@ def show_schedules(
     Args:
         found: figures of each schedule.
         misfits: texts about policies that do not fit.
-        taken: a line about the costs.
-        times: factor of times that are shown.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("policy", "placement"):
@@ -84,9 +82,6 @@ def show_search(found: list[Outcome], least: float, times: float = 1.0, rows: in
 
     Args:
         found: schedules, the fastest first, at least one.
-        least: makespan that no schedule on any of the tried placements can beat.
-        times: factor of times that are shown.
-        rows: largest number of schedules to print.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("policy", "placement"):
@@ -133,9 +128,7 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
     """Print measured figures beside predicted ones, and other schedules on the same costs.
 
     Args:
-        found: figures from `comparison.compared`.
         others: schedules from `comparison.with_other_schedules`; () prints none.
-        run: measured run.
     """
     measured, predicted, fit = found["measured"], found["predicted"], found["fitted"]
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -212,9 +212,7 @@ def _warnings(
     """What a person may want to change before the first step.
 
     Args:
-        engine: engine of the run.
         places: host and cores of each rank.
-        directory: directory of the run.
     """
     config = engine.config
     if engine.device == CPU:
@@ -229,8 +227,6 @@ def _nothing_left(engine: Engine, checkpoint: Path, directory: Path | None) -> E
     it.
 
     Args:
-        engine: engine of the run.
-        checkpoint: checkpoint that it would go on from.
         directory: directory of the run, on the main rank; None on the others.
     """
     config = engine.config
@@ -362,17 +358,11 @@ def _check_goes_on(where: Path, config: Config) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """The data of a rank that reads.
+    """The data of a rank that reads."""
 
-    Args:
-        training: microbatches to train on, without end until an end is asked for.
-        held_out: samples to validate on; None where there are none.
-        engine: engine of the run.
-    """
-
-    training: Iterator[Any]
-    held_out: Samples | None
-    engine: Engine
+    training: Iterator[Any]  # microbatches to train on, without end until an end is asked for
+    held_out: Samples | None  # samples to validate on; None where there are none
+    engine: Engine  # engine of the run
 
     @classmethod
     def load(cls, engine: Engine, interrupt: Interrupt) -> "_Data":
@@ -420,10 +410,7 @@ class _Saves:
     out, and told.
 
     Args:
-        engine: engine of the run.
         record: record of the main rank; None on the others.
-        directory: directory of the run.
-        extra: values that checkpoints have besides, on the main rank.
     Attributes:
         folder: folder of checkpoints; None where nothing is saved.
         newest: checkpoint that was saved last, or that the run has gone on from, on the main rank;
@@ -458,7 +445,6 @@ class _Saves:
         """Save if a checkpoint is due.
 
         Args:
-            done: number of steps that are done.
             last: True for the end of the run.
         """
         every = self._config.memory_every
@@ -536,10 +522,6 @@ class _Drawing:
 class _StopRequest:
     """Passes on to the main rank that somebody has asked this rank for an end: a signal may be sent
     to any of them.
-
-    Args:
-        engine: engine of the run.
-        interrupt: what hears signals.
     """
 
     def __init__(self, engine: Engine, interrupt: Interrupt) -> None:

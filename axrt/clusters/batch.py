@@ -18,38 +18,22 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+(?::\d{1,2}){0,2})")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a job is to have and to do.
+    """What a job is to have and to do."""
 
-    Args:
-        file: configuration.
-        run: directory of the run.
-        overrides: single keys.
-        nodes: number of nodes.
-        ranks: ranks of each node.
-        gpus: GPUs of each node; 0: none.
-        cores: cores of each rank; 0: as the site has it.
-        time: time limit, as Slurm takes it: see `seconds_of`.
-        partition: partition or queue; "": the site's default.
-        account: account that pays; "": none is named.
-        modules: environment modules to load first.
-        python: Python of the environment, the same on every node.
-        mpi: what the MPI library speaks with Slurm, pmi2 or pmix.
-        begins_from: run or checkpoint to begin from, until the run has one of its own; "" is none.
-    """
-
-    file: str
-    run: str
-    overrides: tuple[str, ...] = ()
-    nodes: int = 1
-    ranks: int = 1
-    gpus: int = 0
-    cores: int = 0
-    time: str = "24:00:00"
-    partition: str = ""
-    account: str = ""
-    modules: tuple[str, ...] = ()
-    python: str = sys.executable
-    mpi: str = "pmi2"
+    file: str  # configuration
+    run: str  # directory of the run
+    overrides: tuple[str, ...] = ()  # single keys
+    nodes: int = 1  # number of nodes
+    ranks: int = 1  # ranks of each node
+    gpus: int = 0  # GPUs of each node; 0: none
+    cores: int = 0  # cores of each rank; 0: as the site has it
+    time: str = "24:00:00"  # time limit, as Slurm takes it: see `seconds_of`
+    partition: str = ""  # partition or queue; "": the site's default
+    account: str = ""  # account that pays; "": none is named
+    modules: tuple[str, ...] = ()  # environment modules to load first
+    python: str = sys.executable  # Python of the environment, the same on every node
+    mpi: str = "pmi2"  # what the MPI library speaks with Slurm, pmi2 or pmix
+    # run or checkpoint to begin from, until the run has one of its own; "" is none
     begins_from: str = ""
 
 
@@ -62,8 +46,6 @@ def mpi_of_environment() -> str:
 def seconds_of(time: str) -> int:
     """The seconds of a time limit.
 
-    Args:
-        time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, as Slurm takes it.
     Raises:
         ConfigError: it is none of these, or no time at all.
     """
@@ -80,12 +62,7 @@ def seconds_of(time: str) -> int:
 
 
 def slurm(order: Order, command: str) -> str:
-    """The script for sbatch: docs/slurm.md explains it line by line.
-
-    Args:
-        order: what it is to do.
-        command: command line that has made it.
-    """
+    """The script for sbatch: docs/slurm.md explains it line by line."""
     options = {
         "job-name": "axrt",
         "nodes": order.nodes,

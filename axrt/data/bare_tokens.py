@@ -38,27 +38,19 @@ _NEGATIVE = 0xFFFF  # the upper half of a masked token
 # The type of bare tokens is told by halves of numbers. The size of a file tells little, and the
 # vocabulary nothing where it is small: then what looks wider is refused with the key.
 class Form(NamedTuple):
-    """How tokens stand in a file.
+    """How tokens stand in a file."""
 
-    Args:
-        dtype: their type.
-        offset: bytes before the first one.
-        number: how many there are.
-    """
-
-    dtype: np.dtype[Any]
-    offset: int
-    number: int
+    dtype: np.dtype[Any]  # their type
+    offset: int  # bytes before the first one
+    number: int  # how many there are
 
 
 def form_of(path: Path, size: int, dtype: str, vocab: int) -> Form:
     """How tokens stand in a file without an index.
 
     Args:
-        path: path of the file.
         size: its size in bytes.
         dtype: `data.dtype`; "auto" has the file and the vocabulary say it.
-        vocab: number of different tokens that the model knows.
     Raises:
         DataError: it is something else, not whole, or seems to be of another type.
         OSError: it cannot be read.

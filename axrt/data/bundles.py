@@ -27,27 +27,17 @@ Bundle = tuple[Piece, ...]
 
 
 class Row(NamedTuple):
-    """What a bundle of pieces has come to in one part.
+    """What a bundle of pieces has come to in one part."""
 
-    Args:
-        tokens: number of tokens.
-        open: those of a document that goes on in the next bundle.
-    """
-
-    tokens: int
-    open: int
+    tokens: int  # number of tokens
+    open: int  # those of a document that goes on in the next bundle
 
 
 class Done(NamedTuple):
-    """What a bundle of pieces has come to.
+    """What a bundle of pieces has come to."""
 
-    Args:
-        rows: those of each part, in order.
-        skipped: number of rows that were left out, since they have no text.
-    """
-
-    rows: tuple[Row, ...]
-    skipped: int
+    rows: tuple[Row, ...]  # those of each part, in order
+    skipped: int  # number of rows that were left out, since they have no text
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -95,15 +85,10 @@ def bundle_file(order: Order, part: str, number: int) -> Path:
 
 
 class WholeRow(NamedTuple):
-    """All tokens that one part of the bundles has come to.
+    """All tokens that one part of the bundles has come to."""
 
-    Args:
-        files: file of each bundle, and how many tokens it has.
-        documents: number of tokens of each document, shape (documents,).
-    """
-
-    files: list[tuple[Path, int]]
-    documents: NDArray[np.int64]
+    files: list[tuple[Path, int]]  # file of each bundle, and how many tokens it has
+    documents: NDArray[np.int64]  # number of tokens of each document, shape (documents,)
 
     @property
     def tokens(self) -> int:
@@ -161,8 +146,6 @@ def rows_of(order: Order, bundles: int, size: int) -> dict[str, tuple[WholeRow, 
     held out, within a document where it must be.
 
     Args:
-        order: what is prepared.
-        bundles: number of bundles, all of them done.
         size: bytes of a token.
     Raises:
         DataError: a file of a bundle is not whole.

@@ -43,29 +43,20 @@ class _Split(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A place that tokens come from.
+    """A place that tokens come from."""
 
-    Args:
-        key: key of the configuration that names it, for errors.
-        name: value of that key.
-        files: glob pattern that selects files of a directory.
-        dtype: type of tokens without an index, `data.dtype`.
-    """
-
-    key: str
-    name: str
-    files: str
-    dtype: str
+    key: str  # key of the configuration that names it, for errors
+    name: str  # value of that key
+    files: str  # glob pattern that selects files of a directory
+    dtype: str  # type of tokens without an index, `data.dtype`
 
 
 def load(config: Data, context: int, vocab: int = 256) -> Corpus:
     """Read the data that `[data]` names.
 
     Args:
-        config: section `[data]`.
         context: number of tokens of a sequence; each part must hold at least one sequence and its
             next token.
-        vocab: number of different tokens that the model knows.
     Raises:
         DataError: there is no data, too little of it, it has tokens that the model does not know,
             or it is of two tokenizers.

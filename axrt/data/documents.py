@@ -27,50 +27,33 @@ _NOT_READ = (".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 
 
 class Piece(NamedTuple):
-    """A piece of a file.
+    """A piece of a file."""
 
-    Args:
-        path: path of the file.
-        first, end: bytes of it, where lines that begin there belong to the piece; of a table row
-            groups or record batches; of a compressed file from 0 to behind all there may be.
-        num_bytes: its size in the file, about.
-    """
-
-    path: str
+    path: str  # path of the file
+    # first, end: bytes of it, where lines that begin there belong to the piece; of a table row
+    # groups or record batches; of a compressed file from 0 to behind all there may be
     first: int
     end: int
-    num_bytes: int
+    num_bytes: int  # its size in the file, about
 
 
 class Fields(NamedTuple):
-    """Where a row has what is wanted of it.
+    """Where a row has what is wanted of it."""
 
-    Args:
-        text: name of the field, or column, that has the text.
-        prompt: name of the one with the prompt; "": there is none.
-        skip_empty: True to leave out rows without text, or without the prompt; else they are
-            errors. A text of no characters is a document by default.
-    """
-
-    text: str = "text"
-    prompt: str = ""
+    text: str = "text"  # name of the field, or column, that has the text
+    prompt: str = ""  # name of the one with the prompt; "": there is none
+    # True to leave out rows without text, or without the prompt; else they are errors. A text
+    # of no characters is a document by default.
     skip_empty: bool = False
 
 
 class Part(NamedTuple):
-    """A document or, of a text file, a part of one.
+    """A document or, of a text file, a part of one."""
 
-    Args:
-        text: its text.
-        is_end: the document ends with it.
-        document: name of the document, which decides whether it is held out.
-        prompt: text before it that is read and not predicted; "": there is none.
-    """
-
-    text: str
-    is_end: bool
-    document: str
-    prompt: str = ""
+    text: str  # its text
+    is_end: bool  # the document ends with it
+    document: str  # name of the document, which decides whether it is held out
+    prompt: str = ""  # text before it that is read and not predicted; "": there is none
 
 
 def files_of(sources: Iterable[str]) -> list[Path]:
@@ -102,7 +85,6 @@ def pieces_of(files: Iterable[Path], piece_bytes: int) -> Iterator[Piece]:
     """The pieces of files, in order.
 
     Args:
-        files: the files.
         piece_bytes: size of a piece, in bytes, about.
     Raises:
         DataError: a table cannot be read, or a file is compressed in a way that is not read.
@@ -126,7 +108,6 @@ def parts_of(piece: Piece, fields: Fields = Fields()) -> Iterator[Part | None]: 
     """The documents of a piece; None for each row that is left out.
 
     Args:
-        piece: piece of a file.
         fields: where rows have their text.
     Raises:
         DataError: the file has something else there; the text names the place.

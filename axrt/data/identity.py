@@ -19,7 +19,6 @@ def identity_of(root: Path, paths: Sequence[Path]) -> str:
 
     Args:
         root: directory that they are in; names below it count.
-        paths: the files, in order.
     Raises:
         OSError: one cannot be read.
     """

@@ -15,8 +15,6 @@ def learn(pieces: Sequence[Piece], fields: Fields, vocab: int, path: Path) -> No
     Args:
         pieces: pieces of all sources, one at least.
         fields: where rows have their text.
-        vocab: number of tokens to come to.
-        path: path of the file that it is written to.
     Raises:
         DataError, ConfigError: those of `train_tokenizer`; a source cannot be read.
     """

@@ -12,12 +12,7 @@ _AHEAD = 8  # microbatches that are read from disk before they are wanted
 
 
 class Microbatches(Dataset[Item]):
-    """Data set of microbatches, indexed by their first sample.
-
-    Args:
-        samples: samples to cut microbatches from.
-        size: number of samples of a microbatch.
-    """
+    """Data set of microbatches, indexed by their first sample."""
 
     def __init__(self, samples: Samples, size: int) -> None:
         self._samples, self._size = samples, size
@@ -34,7 +29,6 @@ def microbatches(
     Args:
         samples: samples to cut microbatches from. Each worker gets a copy; of memory-mapped tokens
             it gets only the name of the file.
-        size: number of samples of a microbatch.
         first_samples: number of the first sample of each microbatch, without end.
         workers: number of processes that make microbatches ahead of time; 0: they are made here
             when they are wanted. Workers are begun by a server of their own: a process that has

@@ -11,18 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One replica's part of every step.
+    """One replica's part of every step."""
 
-    Args:
-        replica, replicas: index of the replica, and number of replicas.
-        microbatches: number of microbatches of a step and replica.
-        size: number of samples of a microbatch.
-    """
-
+    # replica, replicas: index of the replica, and number of replicas
     replica: int
     replicas: int
-    microbatches: int
-    size: int
+    microbatches: int  # number of microbatches of a step and replica
+    size: int  # number of samples of a microbatch
 
     @property
     def global_batch(self) -> int:

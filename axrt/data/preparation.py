@@ -32,39 +32,27 @@ _MOST_NAMED = 3  # of the files that differ
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be prepared.
+    """What is to be prepared."""
 
-    Args:
-        out: path of the token file, without its ending.
-        sources: files, and directories of them.
-        tokenizer: name of the tokenizer.
-        field: name of the field, or column, that has the text.
-        held_out: share of the documents that are held out, 0 to 0.5.
-        piece_bytes: size of what a process takes at a time, in bytes.
-        prompt_field: name of the field that has a prompt before the text, whose tokens are masked;
-            "": there is none.
-        skip_empty: True to leave out rows without text.
-        train_tokenizer: number of tokens of a tokenizer that is made from the sources, and taken
-            instead of `tokenizer`; 0: none is made.
-        end: token behind each document, by its text; "": the tokenizer's own.
-    """
-
-    out: Path
-    sources: tuple[str, ...]
-    tokenizer: str
-    field: str = "text"
-    held_out: float = 0.0
-    piece_bytes: int = _PIECE_BYTES
+    out: Path  # path of the token file, without its ending
+    sources: tuple[str, ...]  # files, and directories of them
+    tokenizer: str  # name of the tokenizer
+    field: str = "text"  # name of the field, or column, that has the text
+    held_out: float = 0.0  # share of the documents that are held out, 0 to 0.5
+    piece_bytes: int = _PIECE_BYTES  # size of what a process takes at a time, in bytes
+    # name of the field that has a prompt before the text, whose tokens are masked; "": there is
+    # none
     prompt_field: str = ""
-    skip_empty: bool = False
+    skip_empty: bool = False  # True to leave out rows without text
+    # number of tokens of a tokenizer that is made from the sources, and taken instead of
+    # `tokenizer`; 0: none is made
     train_tokenizer: int = 0
-    end: str = ""
+    end: str = ""  # token behind each document, by its text; "": the tokenizer's own
 
     def path(self, part: str, ending: str) -> Path:
         """The path of one of the files that are made.
 
         Args:
-            part: TRAINING or HELD_OUT.
             ending: ending of its name, such as ".bin".
         """
         return self.out.with_name(self.out.name + part + ending)
@@ -145,8 +133,6 @@ def beginning(
     """How a preparation begins, by what is there; nothing is changed.
 
     Args:
-        order: what is to be prepared.
-        made_of: what decides every token of it.
         tokens: what its tokenizer gives by now; None: it is to be made.
         force: True to make it anew whatever is there.
     Raises:
@@ -213,12 +199,7 @@ def _told(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two values of `made_of`, one text each.
-
-    Args:
-        before: what tokens were made of, as a file says.
-        now: what they are to be made of.
-    """
+    """What differs between two values of `made_of`, one text each."""
     settings = [
         f"{key} {before.get(key)!r} -> {now.get(key)!r}"
         for key in dict.fromkeys((*now, *before))

@@ -48,16 +48,12 @@ _NUMBER = re.compile("[0-9]+")
 
 
 class Progress(NamedTuple):
-    """How far it is.
+    """How far it is."""
 
-    Args:
-        done_bytes, all_bytes: of the sources.
-        tokens: tokens so far.
-    """
-
+    # done_bytes, all_bytes: of the sources
     done_bytes: int
     all_bytes: int
-    tokens: int
+    tokens: int  # tokens so far
 
 
 def _nothing(told: Any) -> None:
@@ -74,7 +70,6 @@ def prepare(
     """Make token files, or find that they are made already.
 
     Args:
-        order: what is to be prepared.
         processes: number of processes, at least 1.
         told: function that is called as pieces get done.
         say: function that tells a person what else is done.

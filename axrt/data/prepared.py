@@ -17,25 +17,18 @@ KEPT = "tokens.json"  # what a run keeps of this
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A token file and its tokenizer.
+    """A token file and its tokenizer."""
 
-    Args:
-        tokenizer: name of the tokenizer, see `tokenizer_of`; the path of a file is relative to that
-            of the tokens.
-        vocab: number of different tokens.
-        end: token behind each document; None: there is none.
-        tokens, documents: number of each.
-        made_of: what decided the tokens: sources, and how they were read.
-        skipped: number of rows of the sources that were left out, since they have no text.
-    """
-
+    # name of the tokenizer, see `tokenizer_of`; the path of a file is relative to that of the
+    # tokens
     tokenizer: str
-    vocab: int
-    end: int | None
+    vocab: int  # number of different tokens
+    end: int | None  # token behind each document; None: there is none
+    # tokens, documents: number of each
     tokens: int
     documents: int
-    made_of: dict[str, Any]
-    skipped: int = 0
+    made_of: dict[str, Any]  # what decided the tokens: sources, and how they were read
+    skipped: int = 0  # number of rows of the sources that were left out, since they have no text
 
     def write(self, tokens: Path) -> None:
         """Write it beside a token file.

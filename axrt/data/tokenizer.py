@@ -49,7 +49,6 @@ class Tokenizer(Protocol):
         """The tokens of each text.
 
         Args:
-            texts: the texts.
             specials: True if the name of a special token, such as "<|endoftext|>", stands for that
                 token. It is text like any other by default: no document may hold the token that
                 ends documents.
@@ -120,7 +119,6 @@ class JsonTokenizer:
     """A JSON file of Hugging Face's `tokenizers`.
 
     Args:
-        path: path of the file.
         end: token behind each document, by its text; "": the one that the files of its folder name
             as theirs, or the first that it has of those that models of the field put there.
     Raises:
@@ -239,9 +237,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, path: Path) -> None:
     """Train byte-pair encoding (Sennrich et al. 2016) on bytes of text, and write its JSON file.
 
     Args:
-        texts: what to train on.
         vocab: number of tokens to come to; text that is short or uniform comes to fewer.
-        path: path of the file.
     Raises:
         ConfigError: the library is not installed.
         DataError: there is no text, or `vocab` is less than bytes and the end of a document take.

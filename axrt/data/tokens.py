@@ -29,19 +29,12 @@ _TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.
 
 
 class Mapped(NamedTuple):
-    """The place of mapped tokens, from which another process can map them again.
+    """The place of mapped tokens, from which another process can map them again."""
 
-    Args:
-        path: path of the file.
-        dtype: type of the tokens, as numpy writes it.
-        offset: place of the first token in the file, in bytes.
-        number: number of tokens.
-    """
-
-    path: str
-    dtype: str
-    offset: int
-    number: int
+    path: str  # path of the file
+    dtype: str  # type of the tokens, as numpy writes it
+    offset: int  # place of the first token in the file, in bytes
+    number: int  # number of tokens
 
     @classmethod
     def of(cls, tokens: Tokens) -> Self | None:
@@ -77,23 +70,16 @@ def counted(tokens: Tokens) -> Tokens:
 
 
 class Unknown(NamedTuple):
-    """A token that a model does not know.
+    """A token that a model does not know."""
 
-    Args:
-        token: the token; of a masked one the token that it masks.
-        place: how many tokens stand before it.
-    """
-
-    token: int
-    place: int
+    token: int  # the token; of a masked one the token that it masks
+    place: int  # how many tokens stand before it
 
 
 def unknown(tokens: Tokens, vocab: int, masked: bool = False) -> Unknown | None:
     """A token of an array, not empty, that is not among 0 .. vocab - 1; None where there is none.
 
     Args:
-        tokens: the array.
-        vocab: number of different tokens.
         masked: True if some may be masked, see `counted`.
     """
     plain = counted(tokens) if masked else tokens
@@ -114,10 +100,7 @@ def map_tokens(
     """The tokens of a file, shape (number,), of the type that they are stored in.
 
     Args:
-        path: path of the .bin file.
-        key: key of the configuration that names it, for errors.
         dtype: `data.dtype`, the type of tokens without an index.
-        vocab: number of different tokens that the model knows.
     Raises:
         DataError: there is no such file, its length does not fit its type or its index, or its
             type is not known.
@@ -160,7 +143,6 @@ def index_of(dtype: np.dtype[Any], lengths: NDArray[np.int64]) -> bytes:
     has 2**31 tokens or more.
 
     Args:
-        dtype: type of the tokens.
         lengths: number of tokens of each document, shape (documents,).
     """
     code = next(code for code, of in _TYPES.items() if of == dtype)

@@ -44,9 +44,6 @@ class Samples(ABC):
     def microbatch(self, first: int, size: int) -> Item:
         """A microbatch of consecutive samples.
 
-        Args:
-            first: number of its first sample, over all epochs.
-            size: number of samples.
         Returns:
             Inputs and, one token later, targets; each of shape (size, context), int64. Targets
             that do not count are `IGNORED`.
@@ -59,7 +56,6 @@ class Samples(ABC):
         """Microbatches from evenly spaced places, the same ones every time.
 
         Args:
-            microbatches: number of microbatches.
             size: number of samples of each.
         """
         rows = self.spread(microbatches * size)
@@ -73,12 +69,9 @@ class Windows(Samples):
 
     Args:
         tokens: integers, shape (number,); more than `context` where samples are drawn.
-        context: number of tokens of a sequence.
         seed: run seed from which the order of samples is derived, 0 <= seed < 2**63.
-        vocab: number of different tokens that the model knows.
         document_end: token that ends a document; what comes after it is not to be predicted. -1:
             there is none.
-        masked: some tokens are masked, see `counted`.
     Attributes:
         per_epoch: number of samples of an epoch, at least 1.
     """

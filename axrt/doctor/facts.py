@@ -24,71 +24,44 @@ _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 
 @dataclass(frozen=True, slots=True)
 class Mpi:
-    """The MPI library of this process.
+    """The MPI library of this process."""
 
-    Args:
-        library: name and version that the library gives itself.
-        path: path of its file; "" where it cannot be told.
-        chosen_by: reason why mpi4py took this one.
-        threads: level of thread support: single, funneled, serialized or multiple.
-        cuda_aware: True if the library says that it may touch GPU memory.
-        rank, size: rank of this process, and number of ranks, in its world.
-        on_node: number of the world's ranks on this node.
-    """
-
-    library: str
-    path: str
-    chosen_by: str
-    threads: str
-    cuda_aware: bool
+    library: str  # name and version that the library gives itself
+    path: str  # path of its file; "" where it cannot be told
+    chosen_by: str  # reason why mpi4py took this one
+    threads: str  # level of thread support: single, funneled, serialized or multiple
+    cuda_aware: bool  # True if the library says that it may touch GPU memory
+    # rank, size: rank of this process, and number of ranks, in its world
     rank: int
     size: int
-    on_node: int
+    on_node: int  # number of the world's ranks on this node
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One process and its machine.
+    """One process and its machine."""
 
-    Args:
-        versions: versions of python, torch, mpi4py and axrt, by name.
-        host: name of the host.
-        cuda: CUDA version that torch was built with; None for a CPU build.
-        gpus: names of the GPUs that torch sees.
-        mpi: MPI library; None where none could be started.
-        mpi_error: reason why no library could be started; "" where one was.
-        mpi_packages: names of the packages with MPI libraries in this environment.
-        launcher: rank and size in the launcher's variables; None without a launcher.
-        cores: numbers of the cores that this process may use.
-        threads: number of threads that torch takes for one operation, before axrt gives each rank
-            its share.
-        omp_num_threads: value of OMP_NUM_THREADS; None where it is not set.
-        memory_gib, free_gib: memory of the machine, and the part that is available, in GiB.
-        variables: environment variables that axrt looks at, by name.
-    """
-
-    versions: dict[str, str]
-    host: str
-    cuda: str | None
-    gpus: tuple[str, ...]
-    mpi: Mpi | None
-    mpi_error: str
-    mpi_packages: tuple[str, ...]
-    launcher: Told | None
-    cores: tuple[int, ...]
+    versions: dict[str, str]  # versions of python, torch, mpi4py and axrt, by name
+    host: str  # name of the host
+    cuda: str | None  # CUDA version that torch was built with; None for a CPU build
+    gpus: tuple[str, ...]  # names of the GPUs that torch sees
+    mpi: Mpi | None  # MPI library; None where none could be started
+    mpi_error: str  # reason why no library could be started; "" where one was
+    mpi_packages: tuple[str, ...]  # names of the packages with MPI libraries in this environment
+    launcher: Told | None  # rank and size in the launcher's variables; None without a launcher
+    cores: tuple[int, ...]  # numbers of the cores that this process may use
+    # number of threads that torch takes for one operation, before axrt gives each rank its
+    # share
     threads: int
-    omp_num_threads: str | None
+    omp_num_threads: str | None  # value of OMP_NUM_THREADS; None where it is not set
+    # memory_gib, free_gib: memory of the machine, and the part that is available, in GiB
     memory_gib: float
     free_gib: float
-    variables: dict[str, str]
+    variables: dict[str, str]  # environment variables that axrt looks at, by name
 
 
 def look(environment: Mapping[str, str] = os.environ) -> Facts:
-    """Look up the facts of this process. It starts MPI; under a launcher every rank must do so.
-
-    Args:
-        environment: variables of this process.
-    """
+    """Look up the facts of this process. It starts MPI; under a launcher every rank must do so."""
     mpi, error = _mpi(environment)
     memory = psutil.virtual_memory()
     return Facts(

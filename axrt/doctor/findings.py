@@ -24,17 +24,11 @@ class Level(Enum):
 
 
 class Finding(NamedTuple):
-    """One line of the doctor's report.
+    """One line of the doctor's report."""
 
-    Args:
-        level: severity of the finding.
-        topic: thing that was looked at.
-        text: state that was found and, unless it is OK, what to do.
-    """
-
-    level: Level
-    topic: str
-    text: str
+    level: Level  # severity of the finding
+    topic: str  # thing that was looked at
+    text: str  # state that was found and, unless it is OK, what to do
 
 
 def examine(ranks: Sequence[Facts], links: Sequence[Link] = ()) -> list[Finding]:
@@ -43,7 +37,6 @@ def examine(ranks: Sequence[Facts], links: Sequence[Link] = ()) -> list[Finding]
     Args:
         ranks: facts of each rank, at least one; those of rank 0 stand for the others where they are
             alike.
-        links: measured links between ranks.
     """
     first = ranks[0]
     found = [finding for check in _OF_A_RANK for finding in check(first)]

@@ -11,25 +11,18 @@ _PINGS, _TRANSFERS = 200, 8
 
 
 class Link(NamedTuple):
-    """The measured link from one rank to another.
+    """The measured link from one rank to another."""
 
-    Args:
-        source, target: ranks of the two ends.
-        latency_us: median time of a message of 1 KiB, one way, in microseconds.
-        gb_per_s: median rate of messages of 16 MiB, one way, in 1e9 bytes a second.
-    """
-
+    # source, target: ranks of the two ends
     source: int
     target: int
-    latency_us: float
-    gb_per_s: float
+    latency_us: float  # median time of a message of 1 KiB, one way, in microseconds
+    gb_per_s: float  # median rate of messages of 16 MiB, one way, in 1e9 bytes a second
 
 
 def measure(comm: Any) -> list[Link]:
     """Measure the link from each rank to the next, one pair after the other; every rank calls it.
 
-    Args:
-        comm: MPI communicator.
     Returns:
         All links on rank 0; on other ranks [].
     """

@@ -36,9 +36,7 @@ def export_model(
     """Write the model of a checkpoint.
 
     Args:
-        checkpoint: the checkpoint.
         out: directory to make; there is none yet.
-        dtype: type of the weights there.
         tokenizer: file of the tokenizer; None: there is none.
         run: directory of the run; None: that which the checkpoint lies in.
     Raises:

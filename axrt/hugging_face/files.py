@@ -42,8 +42,6 @@ def read_json(path: Path) -> dict[str, Any]:
 class TheirWeights(ExitStack):
     """The tensors of a directory; used as a context.
 
-    Args:
-        directory: the directory.
     Attributes:
         names: names of all tensors.
     Raises:

@@ -43,9 +43,7 @@ def import_model(theirs: Path, out: Path, context: int = 0) -> Config:
     """Make a run of a directory of `transformers`.
 
     Args:
-        theirs: directory with config.json and safetensors files.
         out: directory of the run; there is none yet.
-        context: tokens of a sequence, see `model_keys`.
     Returns:
         The configuration of the run.
     Raises:
@@ -90,10 +88,6 @@ def _write_layers(checkpoint: Path, config: Config, kind: str, weights: TheirWei
 class _Names:
     """The weights of layers, out of their files.
 
-    Args:
-        weights: what is in their files.
-        table: all weights of the model.
-        tied: the head has the embedding's weight.
     Raises:
         DataError: there is a weight that is none of the model's.
     """

@@ -54,7 +54,6 @@ def model_keys(config: Values, context: int = 0) -> dict[str, Any]:
     """The keys of `[model]`.
 
     Args:
-        config: what config.json has.
         context: tokens of a sequence; 0: those of config.json, but `LONGEST` at most where
             positions are rotary.
     Raises:
@@ -162,8 +161,6 @@ def _rope(config: Values) -> dict[str, Any]:
 def their_config(model: Model) -> dict[str, Any]:
     """The config.json of a model, but for what it says of text.
 
-    Args:
-        model: section `[model]`.
     Raises:
         ConfigError: no family that is known has such a model.
     """

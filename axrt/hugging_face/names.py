@@ -9,28 +9,16 @@ _PARTS = ("weight", "bias")
 
 
 class Entry(NamedTuple):
-    """A weight.
+    """A weight."""
 
-    Args:
-        place: index of its layer.
-        name: name in the layer.
-        theirs: names in their files: the weight is these one below the other.
-        is_transposed: theirs are of shape (inputs, outputs).
-    """
-
-    place: int
-    name: str
-    theirs: tuple[str, ...]
-    is_transposed: bool = False
+    place: int  # index of its layer
+    name: str  # name in the layer
+    theirs: tuple[str, ...]  # names in their files: the weight is these one below the other
+    is_transposed: bool = False  # theirs are of shape (inputs, outputs)
 
 
 def entries(model: Model, kind: str) -> Iterator[Entry]:
-    """All weights, each once: a head that shares that of the embedding is left away.
-
-    Args:
-        model: section `[model]`.
-        kind: family, see `kind_of`.
-    """
+    """All weights, each once: a head that shares that of the embedding is left away."""
     yield from _gpt2(model) if kind == "gpt2" else _llama(model)
 
 

@@ -33,15 +33,10 @@ _MOST_BYTES = 64 << 20  # of a file that is kept
 # directory of the run, and no key: a run of its own knows it by `data.document_end` or by its
 # tokenizer, and two places would have to agree. Exported models said nothing, so texts went on.
 class TextEnds(NamedTuple):
-    """The tokens that begin and end a text.
+    """The tokens that begin and end a text."""
 
-    Args:
-        begin: token in front of a text; None: nobody knows one.
-        ends: tokens any of which ends a text; (): nobody knows one.
-    """
-
-    begin: int | None = None
-    ends: tuple[int, ...] = ()
+    begin: int | None = None  # token in front of a text; None: nobody knows one
+    ends: tuple[int, ...] = ()  # tokens any of which ends a text; (): nobody knows one
 
     @classmethod
     def of(cls, *said: Mapping[str, Any]) -> Self:
@@ -100,8 +95,6 @@ def carry_text_files(checkpoint: Path, run: Path, tokenizer: str) -> None:
     have another tokenizer keeps its own.
 
     Args:
-        checkpoint: the checkpoint that it begins from.
-        run: directory of the run.
         tokenizer: name of the tokenizer of its data, see `tokenizer_of`; "": nobody says one.
     Raises:
         OSError: a file cannot be read or written.
@@ -126,9 +119,6 @@ def carry_text_files(checkpoint: Path, run: Path, tokenizer: str) -> None:
 def check_tokens_stay(checkpoint: Path, data: Data) -> None:
     """Check that text is not read as bytes where tokens stand for something else.
 
-    Args:
-        checkpoint: the checkpoint that a run begins from.
-        data: section `[data]` of the run.
     Raises:
         ConfigError: the run of the checkpoint keeps a tokenizer or was imported, and the data is
             text, which is read as bytes.
@@ -171,10 +161,7 @@ def write_text_files(run: Path, out: Path, tokenizer: Path | None, ends: TextEnd
     """Write what `transformers` needs to know of text.
 
     Args:
-        run: directory of the run that is exported, or a checkpoint in it.
-        out: directory of the model.
         tokenizer: file of the tokenizer; None: there is none.
-        ends: the tokens that begin and end a text.
     """
     if said := kept_in_run(run, GENERATION):
         write_durably(out / GENERATION, read_bytes(said, MOST_BYTES))
@@ -200,8 +187,6 @@ def text_ends(run: Path, data: Data, end: Callable[[], int | None]) -> TextEnds:
     one that the tokenizer puts there.
 
     Args:
-        run: directory of a run, or a checkpoint in it.
-        data: section `[data]` of the run.
         end: function that asks its tokenizer for the last of these.
     Raises:
         DataError: the file of the imported model cannot be read.

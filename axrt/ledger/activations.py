@@ -32,30 +32,20 @@ from .skeleton import Skeletons, like
 
 
 class StashBytes(NamedTuple):
-    """Sizes of one microbatch on a stage, in bytes.
+    """Sizes of one microbatch on a stage, in bytes."""
 
-    Args:
-        kept: what it keeps from its forward on.
-        again: what it keeps in addition once its layers have run again (recomputation).
-        saved: what autograd has saved of it after its forward, which may leave the device.
-        sent: activation that it sends on; 0 on the last stage.
-        sent_back: gradient that comes back for it.
-    """
-
-    kept: int
-    again: int
-    saved: int
-    sent: int
-    sent_back: int
+    kept: int  # what it keeps from its forward on
+    again: int  # what it keeps in addition once its layers have run again (recomputation)
+    saved: int  # what autograd has saved of it after its forward, which may leave the device
+    sent: int  # activation that it sends on; 0 on the last stage
+    sent_back: int  # gradient that comes back for it
 
 
 class Stashes:
     """Finds out what the stages of a model keep. Stages that are alike are run once.
 
     Args:
-        skeletons: layers of the model.
         loss_fn: loss function of the model.
-        sample: a microbatch, (inputs, targets).
     """
 
     def __init__(self, skeletons: Skeletons, loss_fn: LossFunction, sample: Any) -> None:
@@ -66,7 +56,6 @@ class Stashes:
         """The sizes on each stage.
 
         Args:
-            config: settings of the run.
             job: schedule that says where the model is cut, and what is recomputed.
         Raises:
             Exception: some layer cannot run on fake tensors; whatever it raises.
@@ -178,9 +167,6 @@ class _Sketch(Stage):
 class _Products:
     """The products of weight gradients that wait, where backwards are split: each reads the input
     of its layer and the gradient of the output.
-
-    Args:
-        layers: layers of a stage, on fake tensors.
     """
 
     def __init__(self, layers: nn.Module) -> None:

@@ -20,31 +20,19 @@ _BY_STAGE = "breadth-first"  # the policy that takes all microbatches through a 
 
 
 class Change(NamedTuple):
-    """Another value of a key.
+    """Another value of a key."""
 
-    Args:
-        text: key and value, as a file has them.
-        config: settings with that value.
-        size: number of ranks of the job.
-    """
-
-    text: str
-    config: Config
-    size: int
+    text: str  # key and value, as a file has them
+    config: Config  # settings with that value
+    size: int  # number of ranks of the job
 
 
 class Advice(NamedTuple):
-    """What a change would save.
+    """What a change would save."""
 
-    Args:
-        text: key and value to set.
-        saves: bytes by which the device of the fullest rank holds less.
-        then: prediction with the change.
-    """
-
-    text: str
-    saves: int
-    then: Prediction
+    text: str  # key and value to set
+    saves: int  # bytes by which the device of the fullest rank holds less
+    then: Prediction  # prediction with the change
 
     def __str__(self) -> str:
         fuller = self.then.of_rank(self.then.fullest)
@@ -80,9 +68,7 @@ def check_fits(predictor: Predictor, config: Config, size: int) -> None:
     """Check that every rank has room for what is predicted.
 
     Args:
-        predictor: predictor of the model.
         config: settings of the run; `memory.device_gb` and `memory.scratch_gb` are the room.
-        size: number of ranks of the job.
     Raises:
         ConfigError: a rank has not; the text says what would help.
     """

@@ -36,29 +36,19 @@ _LOW = (Tier.HOST, Tier.DISK)
 
 
 class Entry(NamedTuple):
-    """An amount of memory.
+    """An amount of memory."""
 
-    Args:
-        purpose: what it is for.
-        tier: where it is.
-        num_bytes: its size, in bytes.
-    """
-
-    purpose: Purpose
-    tier: Tier
-    num_bytes: int
+    purpose: Purpose  # what it is for
+    tier: Tier  # where it is
+    num_bytes: int  # its size, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The memory of a rank.
+    """The memory of a rank."""
 
-    Args:
-        entries: amounts of memory; several may have one purpose and tier.
-        unknown: for each purpose that could not be predicted, a text that says why.
-    """
-
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...]  # amounts of memory; several may have one purpose and tier
+    # for each purpose that could not be predicted, a text that says why
     unknown: tuple[str, ...] = ()
 
     @classmethod

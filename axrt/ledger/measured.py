@@ -15,11 +15,7 @@ from .parameters import num_bytes
 
 
 def measured(model: LocalModel) -> Ledger:
-    """The memory of a rank's parameters, as it is allocated now.
-
-    Args:
-        model: the part of the model that the rank holds.
-    """
+    """The memory of a rank's parameters, as it is allocated now."""
     return Ledger.of(_entries(model))
 
 

@@ -23,17 +23,11 @@ _SHORTER, _LONGER = 2, 4  # times the ranks; a longer step repeats its middle
 
 
 class Occupancy(NamedTuple):
-    """The most that a rank of a pipeline holds at one time, in bytes.
+    """The most that a rank of a pipeline holds at one time, in bytes."""
 
-    Args:
-        stash: what its microbatches keep.
-        messages: activations and gradients that have come and wait for their task.
-        scratch: what of the stash is in scratch.
-    """
-
-    stash: int
-    messages: int
-    scratch: int = 0
+    stash: int  # what its microbatches keep
+    messages: int  # activations and gradients that have come and wait for their task
+    scratch: int = 0  # what of the stash is in scratch
 
 
 class _Arrival(NamedTuple):
@@ -58,7 +52,6 @@ class Occupancies:
         two shorter ones. A fixed order has its own number of microbatches, and is simulated.
 
         Args:
-            job: schedule of the run.
             sizes: sizes of a microbatch on each stage.
         """
         # Where stashes leave the device, it is full in both.
@@ -85,7 +78,6 @@ class Occupancies:
         with each reduction.
 
         Args:
-            job: schedule of the run.
             rank: index of the rank in its pipeline.
             whole: bytes of the whole gradient of each stage.
         """

@@ -14,8 +14,6 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
     """Masters, moments, totals and slots of a rank.
 
     Args:
-        config: settings of the run.
-        buckets: buckets of all stages of the rank.
         at_once: True where each bucket waits with its whole gradient for the norm of all.
     """
     if config.memory.offload == "none":

@@ -33,48 +33,30 @@ Probe = Callable[[BucketSpec, Sequence[nn.Parameter]], Probed]
 
 @dataclass(frozen=True, slots=True)
 class BucketBytes:
-    """The sizes of a bucket's memory, in bytes.
+    """The sizes of a bucket's memory, in bytes."""
 
-    Args:
-        weights: weights that layers compute with.
-        masters: float32 masters of those that are narrow.
-        in_place: weights that the optimizer steps as they are.
-        gradients: gradient over microbatches.
-        total: gradient over copies, where that is memory of its own.
-        moments: moments of the optimizer, by key and type; None: not known.
-        copies: number of places that hold the bucket.
-        arriving: what other copies send of their gradients for the shard that this one adds up.
-        kept: weights of the own shard in memory that is neither that of `weights` nor that of
-            `masters`; 0 where weights are always whole.
-        stored: weights of the own shard that are in scratch besides masters, of each type.
-        is_tied: some copies of it are on other stages.
-    """
-
-    weights: int
-    masters: int
-    in_place: int
-    gradients: int
-    total: int
-    moments: tuple[int, ...] | None
-    copies: int
-    arriving: int
+    weights: int  # weights that layers compute with
+    masters: int  # float32 masters of those that are narrow
+    in_place: int  # weights that the optimizer steps as they are
+    gradients: int  # gradient over microbatches
+    total: int  # gradient over copies, where that is memory of its own
+    moments: tuple[int, ...] | None  # moments of the optimizer, by key and type; None: not known
+    copies: int  # number of places that hold the bucket
+    arriving: int  # what other copies send of their gradients for the shard that this one adds up
+    # weights of the own shard in memory that is neither that of `weights` nor that of
+    # `masters`; 0 where weights are always whole
     kept: int
+    # weights of the own shard that are in scratch besides masters, of each type
     stored: tuple[int, ...]
-    is_tied: bool
+    is_tied: bool  # some copies of it are on other stages
 
 
 class StageBytes(NamedTuple):
-    """The sizes of what a stage holds from step to step, in bytes.
+    """The sizes of what a stage holds from step to step, in bytes."""
 
-    Args:
-        buckets: its buckets.
-        frozen: frozen parameters and buffers.
-        originals: float32 values of those that are narrow.
-    """
-
-    buckets: tuple[BucketBytes, ...]
-    frozen: int
-    originals: int
+    buckets: tuple[BucketBytes, ...]  # its buckets
+    frozen: int  # frozen parameters and buffers
+    originals: int  # float32 values of those that are narrow
 
 
 class _Named(NamedTuple):
@@ -108,30 +90,22 @@ class BucketSizes:
 
 
 class _Bucket(NamedTuple):
-    """A bucket of a stage, on whatever pipe.
+    """A bucket of a stage, on whatever pipe."""
 
-    Args:
-        spec: parameters and their copies.
-        narrow: narrow type that each parameter gets; None: it stays as it is.
-        cut: its shards, as the first pipe has them; None: there are none.
-        near, groups: copies of a group of replicas, and groups.
-        known: sizes of such buckets that are known by now, by shard.
-    """
-
-    spec: BucketSpec
+    spec: BucketSpec  # parameters and their copies
+    # narrow type that each parameter gets; None: it stays as it is
     narrow: list[torch.dtype | None]
-    cut: Cut | None
+    cut: Cut | None  # its shards, as the first pipe has them; None: there are none
+    # near, groups: copies of a group of replicas, and groups
     near: int
     groups: int
-    known: dict[int, BucketBytes]
+    known: dict[int, BucketBytes]  # sizes of such buckets that are known by now, by shard
 
 
 class StageParameters:
     """The parameters of a stage, on whatever pipe.
 
     Args:
-        skeletons: layers of the model.
-        config: settings of the run.
         job: schedule that says where the model is cut.
         stage: index of the stage.
         probe: function that says what is known of a bucket's optimizer, from its spec and what is

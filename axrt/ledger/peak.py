@@ -15,9 +15,6 @@ class Peak:
 
     On an accelerator it is what torch has allocated there. On the CPU it is the growth of the
     process, where kernels and libraries count as well.
-
-    Args:
-        device: device that this process computes on.
     """
 
     def __init__(self, device: torch.device) -> None:

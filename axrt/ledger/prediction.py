@@ -27,19 +27,13 @@ from .snapshot import snapshot_bytes
 
 @dataclass(frozen=True)
 class Prediction:
-    """The ledgers of a run.
+    """The ledgers of a run."""
 
-    Args:
-        config: settings of the run.
-        schedule: settings of its schedule, with the policy that it has.
-        mesh: numbers of pipelines and replicas.
-        ledgers: ledger of each rank of a pipeline, by replica; where all replicas have the same,
-            that of the first.
-    """
-
-    config: Config
-    schedule: Schedule
-    mesh: Mesh
+    config: Config  # settings of the run
+    schedule: Schedule  # settings of its schedule, with the policy that it has
+    mesh: Mesh  # numbers of pipelines and replicas
+    # ledger of each rank of a pipeline, by replica; where all replicas have the same, that of
+    # the first
     ledgers: tuple[tuple[Ledger, ...], ...]
 
     @cached_property
@@ -90,7 +84,6 @@ class Predictor:
     It is made before an engine, which changes modules that are given as they are.
 
     Args:
-        model: layers and loss of the whole model.
         factory: function that makes the optimizer of a bucket.
         sample: a microbatch, (inputs, targets); None: what microbatches hold is not predicted.
     """
@@ -118,9 +111,6 @@ class Predictor:
         Policy "auto" would measure, and a run that names none may; here they take the schedule of
         a run that has no sample.
 
-        Args:
-            config: settings of the run.
-            size: number of ranks of the job.
         Raises:
             ConfigError: the ranks, the schedule and the model do not fit each other.
         """

@@ -25,9 +25,6 @@ class Skeletons:
     """The skeletons of a model's layers. Layers of the same specification share one.
 
     Modules that are given as they are, are looked at when this is made: an engine changes them.
-
-    Args:
-        layers: layers of the whole model.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -86,8 +83,6 @@ def like(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None)
     may have put on it.
 
     Args:
-        tensor: parameter or buffer.
-        device: device of the new one.
         dtype: its type; None: the same.
     """
     made = torch.empty_strided(

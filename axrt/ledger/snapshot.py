@@ -10,9 +10,6 @@ def snapshot_bytes(stage: StageBytes, config: Config, job: Job, pipe: int) -> in
     """Bytes on the host for what a rank copies of a stage, scalars of the optimizer apart.
 
     Args:
-        stage: sizes of its copy of the stage.
-        config: settings of the run.
-        job: its schedule.
         pipe: pipe that the copy belongs to. The first one's is saved; of shards, each has a part.
     """
     saves = pipe == 0

@@ -40,9 +40,7 @@ def measure(
     Args:
         model: layers and loss; it stays as it is.
         seed: run seed from which weights and dropout are derived, 0 <= seed < 2**63.
-        sample: a microbatch, (inputs, targets).
         generator: random numbers of the device, borrowed by the caller.
-        types: types that layers compute in.
         compiler: compiler that runs the layers; None: they run as they are.
     """
     found = walk(model, seed, sample, generator, _measured, types, compiler)

@@ -15,12 +15,7 @@ _LEAST_BYTES = 64 * 1024 * 1024  # smaller ones are not worth a line
 # Plain modules that a rank does not hold are let go by the engine, and it says so where the user's
 # list still refers to them.
 class GivenElsewhere:
-    """The modules among the layers that a rank does not hold.
-
-    Args:
-        layers: layers of the whole model.
-        held: indices of those that the rank holds.
-    """
+    """The modules among the layers that a rank does not hold."""
 
     def __init__(self, layers: Sequence[Layer], held: Collection[int]) -> None:
         mine = {id(p) for place in held for p in _parameters(layers[place])}

@@ -47,7 +47,6 @@ def check_loss_stays_with_its_stage(loss_fn: Any, layers: Sequence[Any], first: 
 
     Args:
         loss_fn: the loss function.
-        layers: layers of the whole model.
         first: index of the first layer of the last stage, where losses are computed.
     Raises:
         ConfigError: it refers to one.

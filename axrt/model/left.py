@@ -24,7 +24,6 @@ def check_nothing_left(name: str, layer: nn.Module, roots: Sequence[GradientEdge
 
     Args:
         name: index of the layer in the model.
-        layer: the layer.
         roots: where the gradients of the stage begin. What leads there counts: it is no loss that
             is left.
     Raises:

@@ -11,11 +11,7 @@ from torch import nn
 # what does that for layers, and no second way exists. A loss without tensors stays no layer, since
 # a layer more would refuse checkpoints from before.
 class Loss(nn.Module):
-    """Hands on what the layer before returned. The stage calls `loss` with that and the target.
-
-    Args:
-        loss: the user's module.
-    """
+    """Hands on what the layer before returned. The stage calls `loss` with that and the target."""
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()

@@ -22,7 +22,6 @@ def boundaries(
     """Cut the layers into stages.
 
     Args:
-        layers: layers of the whole model.
         stages: number of stages; every one gets at least one layer, unless boundaries are given.
         method: "uniform" (equal numbers of layers), "parameters" (equal numbers of parameters),
             "operations" (as little as can be on the rank with most, by the parameters that a

@@ -37,11 +37,9 @@ def walk(
         model: layers and loss; it stays as it is, since modules that are given as they are and the
             loss are copied.
         seed: run seed from which weights and dropout are derived, 0 <= seed < 2**63.
-        sample: a microbatch, (inputs, targets).
         generator: random numbers of the device, borrowed by the caller.
         visit: function that is called with a stage of the one layer, whether it is the last, its
             input, and the targets; it returns a finding, and the layer's output.
-        types, compiler: as for `Stage`.
     Returns:
         The findings, one a layer; layers that are alike share one.
     """

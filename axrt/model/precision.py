@@ -26,16 +26,12 @@ _NARROWED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Types(NamedTuple):
-    """The types that layers compute in.
+    """The types that layers compute in."""
 
-    Args:
-        compute: type of products by autocast; None: no autocast.
-        weights: narrow type of parameters, buffers and activations; None: they are as they are.
-        keep: names of classes of modules that stay as they are where weights are narrow.
-    """
-
-    compute: torch.dtype | None = None
+    compute: torch.dtype | None = None  # type of products by autocast; None: no autocast
+    # narrow type of parameters, buffers and activations; None: they are as they are
     weights: torch.dtype | None = None
+    # names of classes of modules that stay as they are where weights are narrow
     keep: tuple[str, ...] = ()
 
     @property
@@ -53,13 +49,7 @@ def types_of(precision: Precision) -> Types:
 
 
 def in_type(value: Any, to: torch.dtype, of: torch.dtype = torch.float32) -> Any:
-    """A payload whose tensors of one type have another one; what cannot travel stays as it is.
-
-    Args:
-        value: payload, or any other value.
-        to: type that its tensors get.
-        of: type of the tensors that get it.
-    """
+    """A payload whose tensors of one type have another one; what cannot travel stays as it is."""
     if isinstance(value, Tensor):  # most often
         return value.to(to) if value.dtype == of else value
     try:
@@ -78,21 +68,14 @@ def is_kept(module: nn.Module, keep: Sequence[str]) -> bool:
 
 @dataclass(slots=True)
 class _Pair:
-    """A frozen parameter or a buffer that is narrow, and its original on the host.
+    """A frozen parameter or a buffer that is narrow, and its original on the host."""
 
-    Args:
-        holder: dict of a module that has the narrow tensor; a layer may put another one there.
-        name: key of the tensor in it.
-        narrow: tensor that was there last.
-        original: its values in float32.
-        before: type that the module is given back.
-    """
-
+    # dict of a module that has the narrow tensor; a layer may put another one there
     holder: dict[str, Any]
-    name: str
-    narrow: Tensor
-    original: Tensor
-    before: torch.dtype
+    name: str  # key of the tensor in it
+    narrow: Tensor  # tensor that was there last
+    original: Tensor  # its values in float32
+    before: torch.dtype  # type that the module is given back
 
     def catch_up(self) -> None:
         """Take what a layer has written, such as a running mean, or put in the tensor's place.

@@ -43,7 +43,6 @@ class _Holder:
     """A saved tensor.
 
     Args:
-        tensor: the tensor that autograd saves.
         may_leave: its memory may leave the device.
     """
 
@@ -56,24 +55,17 @@ class _Holder:
 
 
 class _Place(NamedTuple):
-    """Tensors that share memory.
+    """Tensors that share memory."""
 
-    Args:
-        holders: their holders.
-        start: offset of that memory among all of it that leaves, in bytes.
-        num_bytes: its size.
-    """
-
-    holders: list[_Holder]
-    start: int
-    num_bytes: int
+    holders: list[_Holder]  # their holders
+    start: int  # offset of that memory among all of it that leaves, in bytes
+    num_bytes: int  # its size
 
 
 class SavedTensors:
     """What autograd saves of one microbatch on a stage.
 
     Args:
-        device: device of the stage.
         is_own: function that says whether a tensor is a weight or a buffer of the stage.
     """
 

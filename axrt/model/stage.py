@@ -50,48 +50,34 @@ class _Inflow:
     """The tensors and gradients that pass the inlet of a stage.
 
     It must not know the graph's roots: the graph holds it, and that circle nothing would collect.
-
-    Args:
-        arrived: tensors that want a gradient; () once the inlet has taken them.
-        gradients: gradients of these tensors, once the inlet has caught them.
-        caught: the inlet has caught them.
     """
 
+    # tensors that want a gradient; () once the inlet has taken them
     arrived: tuple[Tensor, ...] = ()
-    gradients: Gradients = ()
-    caught: bool = False
+    gradients: Gradients = ()  # gradients of these tensors, once the inlet has caught them
+    caught: bool = False  # the inlet has caught them
 
 
 class _Segment(NamedTuple):
-    """A part of the graph of a microbatch.
+    """A part of the graph of a microbatch."""
 
-    Args:
-        first: index of its first layer, counted from the stage's.
-        inflow: inlet at which its gradients end.
-        roots: edges of the graph at which its gradients begin.
-        of_loss: the loss's own gradient, 1, where the segment ends with the loss; None elsewhere.
-    """
-
-    first: int
-    inflow: _Inflow
-    roots: list[GradientEdge]
+    first: int  # index of its first layer, counted from the stage's
+    inflow: _Inflow  # inlet at which its gradients end
+    roots: list[GradientEdge]  # edges of the graph at which its gradients begin
+    # the loss's own gradient, 1, where the segment ends with the loss; None elsewhere
     of_loss: Gradients | None
 
 
 @dataclass(slots=True)
 class _Stashed:
-    """The state that a microbatch needs for its backward.
+    """The state that a microbatch needs for its backward."""
 
-    Args:
-        segments: segments of its graph, in order.
-        given: inputs and target for the layers that run again, and the buffers of each of them.
-        gradients: gradients of the last segment's outputs, once a backward in pieces has begun.
-        saved: what autograd has saved of it, where that may leave the device.
-    """
-
-    segments: list[_Segment] = field(default_factory=list)
+    segments: list[_Segment] = field(default_factory=list)  # segments of its graph, in order
+    # inputs and target for the layers that run again, and the buffers of each of them
     given: tuple[Any, Any, list[dict[str, Tensor]]] | None = None
+    # gradients of the last segment's outputs, once a backward in pieces has begun
     gradients: Gradients = ()
+    # what autograd has saved of it, where that may leave the device
     saved: SavedTensors | None = None
 
 
@@ -154,14 +140,12 @@ class Stage:
     may still read.
 
     Args:
-        layers: modules of the stage in order, already on the device, in training mode.
         first_layer: index of its first layer in the model.
         loss_fn: loss function on the last stage; None elsewhere.
         job: schedule of the run, which counts microbatches and replicas and says whether backwards
             are split; a compiler turns that off.
         generator: random numbers, seeded anew before each layer.
         replica: index of the replica that this stage belongs to.
-        types: types that layers compute in and send on (mixed precision).
         compiler: compiler that runs the layers and the loss; None: they run as they are.
         recomputed: number of first layers that keep nothing and run again before a backward; where
             it is all of them, so does the loss. 0: none.
@@ -243,10 +227,6 @@ class Stage:
     def cut_at(self, layers: Collection[int]) -> None:
         """Let backwards run in pieces where they are asked for piece by piece: a piece ends before
         each of these layers.
-
-        Args:
-            layers: indices of layers in the model. Those that are recomputed, or on another stage,
-                are ignored.
         """
         places = sorted(place - self.first_layer for place in layers)
         self._cuts = tuple(place for place in places if self.recomputed < place < len(self._run))
@@ -255,7 +235,6 @@ class Stage:
         """Run the forward of a microbatch and keep what its backward needs.
 
         Args:
-            number: running number of the microbatch over all steps.
             inputs: payload that the stage before returned, or the reader read; tensors that want a
                 gradient say so.
             target: target for the loss, on the last stage; None elsewhere.
@@ -311,11 +290,7 @@ class Stage:
         return out
 
     def recompute(self, number: int) -> None:
-        """Run the layers of a microbatch again that have kept nothing, for its backward.
-
-        Args:
-            number: running number of the microbatch.
-        """
+        """Run the layers of a microbatch again that have kept nothing, for its backward."""
         stashed = self._stash[number]
         assert stashed.given is not None
         inputs, target, buffers = stashed.given
@@ -343,7 +318,6 @@ class Stage:
         """Run the backward of a microbatch, adding to the parameters' `.grad`.
 
         Args:
-            number: running number of the microbatch.
             gradients: gradients of the tensors that travelled on and wanted one, in order, None for
                 those without; None altogether on the last stage.
         Returns:
@@ -367,7 +341,6 @@ class Stage:
         """Run the next piece of the backward of a microbatch; the last layers come first.
 
         Args:
-            number: running number of the microbatch.
             gradients: gradients for the first piece, as `backward` takes them; ignored later.
         Returns:
             The result of `backward`, from the last piece; () from others.
@@ -426,8 +399,6 @@ class Stage:
         """Run the forward of a microbatch in evaluation mode and keep nothing.
 
         Args:
-            number: running number of the microbatch.
-            inputs: payload that the stage before returned, or the reader read.
             target: target for the loss, on the last stage; None elsewhere.
         Returns:
             The outputs that travel on; on the last stage the outputs and the loss, (mean, None) or
@@ -471,9 +442,6 @@ class Stage:
         """Run layers in graphs of their own, and the loss after the last one of all.
 
         Args:
-            number: running number of the microbatch.
-            inputs: payload for the first of these layers.
-            target: target for the loss, on the last stage.
             first: index of the first layer in the stage.
             ends: indices of layers before each of which a graph ends, at most the number of layers;
                 it goes on where the value there may not travel.
@@ -743,9 +711,7 @@ def check_finite(value: float, where: Callable[[], str], what: str = "loss") -> 
     """Check that a loss is a finite number.
 
     Args:
-        value: loss.
         where: function that gives step, stage and microbatch, for the error.
-        what: name of the value, for the error.
     Raises:
         NonFiniteLossError: it is infinite or not a number.
     """

@@ -16,7 +16,6 @@ def alexnet(classes: int = 10, dropout: float = 0.5) -> PipelineModule:
     targets (batch,), int64.
 
     Args:
-        classes: number of classes.
         dropout: probability, 0 to 1.
     """
     features: list[Layer] = [

@@ -53,9 +53,6 @@ class Remembers(nn.Module):
 class Attention(Remembers):
     """Mixes each token's features with those of the tokens before it; features keep their shape
     (batch, length, width).
-
-    Args:
-        model: section `[model]`.
     """
 
     def __init__(self, model: Model) -> None:
@@ -124,8 +121,6 @@ def _mask(
     """Which tokens each token sees, where that is not all up to itself; one token alone sees all.
 
     Args:
-        length: number of tokens.
-        before: number of tokens whose keys are kept.
         documents: number of each token's document; None: all are of one.
     Returns:
         Booleans, shape (batch, 1, length, before + length); () dimensions of one document are left

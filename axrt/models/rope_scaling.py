@@ -11,21 +11,15 @@ _EXPECTED = (
 
 
 class RopeScaling(NamedTuple):
-    """How frequencies change.
+    """How frequencies change."""
 
-    Args:
-        kind: "linear": all are divided by the factor; "llama3": the slow ones.
-        factor: what they are divided by, at least 1.
-        low, high: llama3: a frequency that turns less often than `low` in the original context is
-            divided, one that turns more often than `high` stays.
-        original: llama3: context before the scaling, in tokens.
-    """
-
-    kind: str
-    factor: float
+    kind: str  # "linear": all are divided by the factor; "llama3": the slow ones
+    factor: float  # what they are divided by, at least 1
+    # low, high: llama3: a frequency that turns less often than `low` in the original context is
+    # divided, one that turns more often than `high` stays
     low: float = 1.0
     high: float = 4.0
-    original: int = 8192
+    original: int = 8192  # llama3: context before the scaling, in tokens
 
     @classmethod
     def parse(cls, text: str) -> "RopeScaling | None":

@@ -14,9 +14,6 @@ from .rope_scaling import RopeScaling
 def rotations(model: Model) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angle of each position and pair, each of shape (context, head_width /
     2), float32.
-
-    Args:
-        model: section `[model]`.
     """
     if torch.get_default_device().type == "meta":
         # no number is made there, and torch imports torch._dynamo for sums of no numbers

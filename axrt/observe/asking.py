@@ -22,7 +22,6 @@ def asked(
     """The answers by rank; those that had come in time.
 
     Args:
-        run: directory of the run.
         stacks: True to ask for Python stacks, too.
         within_s: seconds in which ranks answer.
         meanwhile: function that is called between two looks.
@@ -52,7 +51,6 @@ def table(answers: Mapping[int, Answer], processes: Sequence[str] = ()) -> Itera
     """Lines with what each rank does, and who everyone waits for in the end.
 
     Args:
-        answers: what ranks have answered.
         processes: where each rank is, for those that have not; () where that is not known.
     """
     size = next(iter(answers.values())).size

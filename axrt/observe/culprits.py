@@ -12,7 +12,6 @@ def verdicts(answers: Mapping[int, Answer], size: int) -> list[str]:
 
     Args:
         answers: answers by rank; a missing rank has given none.
-        size: number of ranks of the job.
     """
     ends: dict[int, list[int]] = {}
     circles: dict[frozenset[int], list[int]] = {}

@@ -17,8 +17,6 @@ class WaitDiagnosis(Observer):
     awaited and who owes it.
 
     Args:
-        rank: rank in the job, for the text.
-        activity: what the loop does, for what was heard last.
         patience_s: seconds of waiting until the first text; each later text comes after twice as
             long.
         say: function that takes the text.

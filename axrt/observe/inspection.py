@@ -50,30 +50,19 @@ _LOOP_FILE = os.path.join("axrt", "loop.py")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rank says of itself.
+    """What a rank says of itself."""
 
-    Args:
-        rank: number of the rank.
-        size: number of ranks of the job.
-        host, pid: where it is.
-        state: one of `STATES`; "outside" is not in a call of the engine.
-        since_s: seconds since it has waited, or since its last task has started or ended.
-        task: task that runs or has run last; "" before the first.
-        lacks: what it lacks, if it waits.
-        owing: ranks that owe that.
-        stacks: Python stacks of its threads, by name; {} where nobody has asked.
-    """
-
-    rank: int
-    size: int
+    rank: int  # number of the rank
+    size: int  # number of ranks of the job
+    # host, pid: where it is
     host: str
     pid: int
-    state: str
-    since_s: float
-    task: str
-    lacks: str
-    owing: tuple[int, ...]
-    stacks: dict[str, str]
+    state: str  # one of `STATES`; "outside" is not in a call of the engine
+    since_s: float  # seconds since it has waited, or since its last task has started or ended
+    task: str  # task that runs or has run last; "" before the first
+    lacks: str  # what it lacks, if it waits
+    owing: tuple[int, ...]  # ranks that owe that
+    stacks: dict[str, str]  # Python stacks of its threads, by name; {} where nobody has asked
 
     @classmethod
     def read(cls, file: Path) -> "Answer | None":
@@ -102,15 +91,10 @@ _OF_AN_ANSWER: Fits = {
 
 
 class _Question(NamedTuple):
-    """What somebody has asked.
+    """What somebody has asked."""
 
-    Args:
-        folder: directory in which the question is, and the answers belong.
-        stacks: True to tell Python stacks, too.
-    """
-
-    folder: Path
-    stacks: bool
+    folder: Path  # directory in which the question is, and the answers belong
+    stacks: bool  # True to tell Python stacks, too
 
     @classmethod
     def read(cls, file: Path) -> "_Question | None":
@@ -123,13 +107,7 @@ class _Question(NamedTuple):
 
 
 class Inspection(Observer):
-    """Answers for one rank.
-
-    Args:
-        rank: number of the rank.
-        size: number of ranks of the job.
-        activity: what the loop does.
-    """
+    """Answers for one rank."""
 
     def __init__(self, rank: int, size: int, activity: Activity) -> None:
         self._rank, self._size, self._activity = rank, size, activity
@@ -142,11 +120,7 @@ class Inspection(Observer):
         self._stopped = threading.Event()
 
     def begin(self, run: Path) -> None:
-        """Answer from now on.
-
-        Args:
-            run: directory of the run, which all ranks share.
-        """
+        """Answer from now on."""
         self._folder = run / FOLDER
         threading.Thread(target=self._look, name=_THREAD, daemon=True).start()
 

@@ -69,7 +69,6 @@ def object_of(line: bytes, fits: Fits) -> dict[str, Any]:
     """The object of a line.
 
     Args:
-        line: the line.
         fits: for each key that is looked at whether a value may be there; None stands for none.
     Raises:
         ValueError: it is none, or a value cannot be.
@@ -90,8 +89,6 @@ def objects_in(path: Path, fits: Fits, says: Says) -> Iterator[dict[str, Any]]:
     """The objects of a file, in order; none where there is no file.
 
     Args:
-        path: path of the file.
-        fits: as for `object_of`.
         says: function that is told of lines that are passed over, and of a file that cannot be
             read. A last line that is not whole yet is passed over in silence.
     """

@@ -18,7 +18,6 @@ class Live:
     """Two lines that move: steps and time left; and the figures of the run.
 
     Args:
-        steps: number of steps of the run.
         first: number of steps that are done at the start.
         terminal: file of the terminal at which it is shown; "": it is not known.
     """

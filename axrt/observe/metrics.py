@@ -120,8 +120,6 @@ class RunFiles:
         """Append one line of metrics, with the seconds that the run has been under way, all its
         starts together; it is written at once.
 
-        Args:
-            **values: values of the line, as JSON can hold them.
         Raises:
             SaveError: the line cannot be written now. It is kept, and written with the next one.
         """
@@ -184,7 +182,6 @@ def kept_in_run(path: Path, name: str) -> Path | None:
 
     Args:
         path: directory of the run, its folder of checkpoints, or one of these.
-        name: name of the file.
     Returns:
         Its path; None where there is none.
     """

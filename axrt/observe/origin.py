@@ -41,32 +41,19 @@ _GIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A start of a run.
+    """A start of a run."""
 
-    Args:
-        began: time of day in UTC, ISO 8601.
-        command: command line that does the same again.
-        directory: directory in which it ran.
-        commit: git commit of that directory, with "+" where files have changed since; "": it has
-            none.
-        hosts: host of each rank.
-        pids: number of each rank's process there.
-        step: number of steps that were done before.
-        schedule: settings of the schedule that it came to.
-        seed: run seed.
-        versions: versions of python, torch, numpy and axrt.
-    """
-
-    began: str
-    command: str
-    directory: str
+    began: str  # time of day in UTC, ISO 8601
+    command: str  # command line that does the same again
+    directory: str  # directory in which it ran
+    # git commit of that directory, with "+" where files have changed since; "": it has none
     commit: str
-    hosts: tuple[str, ...]
-    pids: tuple[int, ...]
-    step: int
-    schedule: dict[str, object]
-    seed: int
-    versions: dict[str, str]
+    hosts: tuple[str, ...]  # host of each rank
+    pids: tuple[int, ...]  # number of each rank's process there
+    step: int  # number of steps that were done before
+    schedule: dict[str, object]  # settings of the schedule that it came to
+    seed: int  # run seed
+    versions: dict[str, str]  # versions of python, torch, numpy and axrt
 
     @classmethod
     def now(
@@ -79,11 +66,7 @@ class Origin:
         schedule: dict[str, object],
         seed: int,
     ) -> "Origin":
-        """That of this process; arguments are the fields of that name.
-
-        Args:
-            launcher: beginning of the command line, see `Engine.launch_command`.
-        """
+        """That of this process; arguments are the fields of that name."""
         versions = {name: metadata.version(name) for name in ("torch", "numpy", "axrt")}
         return cls(
             datetime.now(UTC).isoformat(timespec="seconds"),

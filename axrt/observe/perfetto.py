@@ -24,8 +24,6 @@ _NS = {"s": 1e9}  # in a unit of the timeline; those of a simulation become mill
 def perfetto(line: Timeline) -> bytes:
     """The trace, as its file has it.
 
-    Args:
-        line: the timeline.
     Raises:
         ConfigError: the library that writes it is not installed.
     """

@@ -15,32 +15,21 @@ _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "srun"}
 
 
 class Shown(NamedTuple):
-    """What a display shows of the run so far.
+    """What a display shows of the run so far."""
 
-    Args:
-        done: number of steps that are done.
-        loss: loss of the last step.
-        lr: its learning rate.
-        tokens_per_s: tokens a second, over the last steps, of all ranks together.
-        ranks: number of ranks.
-        grad_norm: 2-norm of the gradients, of this step where steps wait for it (clipping, loss
-            scales), else of the last step that has a line of metrics; None: it is not known.
-        mfu: model FLOPs utilisation, as a share; None: it is not known.
-        idle: share of the main rank's time in which it ran nothing, by cause.
-        memory: bytes of the main rank, by tier.
-        left_s: seconds until the last step; None: it is not known.
-    """
-
-    done: int
-    loss: float
-    lr: float = 0.0
-    tokens_per_s: float = 0.0
-    ranks: int = 1
+    done: int  # number of steps that are done
+    loss: float  # loss of the last step
+    lr: float = 0.0  # its learning rate
+    tokens_per_s: float = 0.0  # tokens a second, over the last steps, of all ranks together
+    ranks: int = 1  # number of ranks
+    # 2-norm of the gradients, of this step where steps wait for it (clipping, loss scales),
+    # else of the last step that has a line of metrics; None: it is not known
     grad_norm: float | None = None
-    mfu: float | None = None
+    mfu: float | None = None  # model FLOPs utilisation, as a share; None: it is not known
+    # share of the main rank's time in which it ran nothing, by cause
     idle: Mapping[str, float] = {}
-    memory: Mapping[str, int] = {}
-    left_s: float | None = None
+    memory: Mapping[str, int] = {}  # bytes of the main rank, by tier
+    left_s: float | None = None  # seconds until the last step; None: it is not known
 
     def text(self) -> str:
         """All of it but the step and the time left, in a line."""
@@ -105,9 +94,7 @@ def progress_for(kind: str, steps: int, first: int = 0, every: int = 1) -> Progr
 
     Args:
         kind: "auto", "live", "plain" or "off"; "auto" is live on a terminal, else plain.
-        steps: number of steps of the run.
         first: number of steps that are done at the start.
-        every: steps between two plain lines.
     """
     if kind == "off":
         return Quiet()

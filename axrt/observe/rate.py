@@ -11,7 +11,6 @@ class Rate:
     """Steps a second, over the last ones: as many as took five seconds, or a step at least.
 
     Args:
-        done: number of steps that are done.
         now: clock, in seconds.
     """
 
@@ -48,9 +47,6 @@ class TimeLeft:
 
     All that happens between steps counts, since it will happen again. Times are the caller's: of a
     clock, or those of a file.
-
-    Args:
-        steps: number of steps of the run.
     """
 
     def __init__(self, steps: int) -> None:
@@ -61,7 +57,6 @@ class TimeLeft:
         """Note a start: what was before it says nothing of the steps to come.
 
         Args:
-            done: number of steps that are done.
             at_s: time, in seconds.
         """
         self._first = done, at_s

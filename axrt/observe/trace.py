@@ -20,7 +20,6 @@ class Trace(Observer):
     """Keeps the tasks and messages of some steps, and why nothing ran in between.
 
     Args:
-        place: this rank's row in the timeline.
         row_of: function that gives the row of any rank.
         steps: number of steps to keep; the first trained step warms up and is not kept.
     Attributes:

@@ -59,9 +59,6 @@ def check_trackers(config: Config) -> None:
 def trackers_of(config: Config, directory: Path) -> list[Tracker]:
     """The trackers that a run asks for.
 
-    Args:
-        config: settings of the run.
-        directory: directory of the run.
     Raises:
         ConfigError: one refuses.
     """

@@ -37,22 +37,14 @@ Rows = list[list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart.
+    """A chart."""
 
-    Args:
-        name: name of its place on the page.
-        title: heading.
-        says: a sentence about what it shows.
-        traces: what is drawn, as plotly takes it.
-        layout: axes, as plotly takes them.
-        head, rows: the same as a table.
-    """
-
-    name: str
-    title: str
-    says: str
-    traces: list[dict[str, Any]]
-    layout: dict[str, Any]
+    name: str  # name of its place on the page
+    title: str  # heading
+    says: str  # a sentence about what it shows
+    traces: list[dict[str, Any]]  # what is drawn, as plotly takes it
+    layout: dict[str, Any]  # axes, as plotly takes them
+    # head, rows: the same as a table
     head: list[str]
     rows: Rows = field(default_factory=list)
 
@@ -61,7 +53,6 @@ def charts_of(run: RunData, against: RunData | None) -> Iterator[Chart]:
     """All charts for which a run has data.
 
     Args:
-        run: the run.
         against: another one that is shown beside it.
     """
     others = [run, *([against] if against else [])]

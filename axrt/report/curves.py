@@ -22,7 +22,6 @@ def write_picture(runs: Sequence[RunData], path: Path) -> None:
     """Draw runs, each in a colour of its own, above one axis of steps.
 
     Args:
-        runs: the runs.
         path: path of the file; its ending says the form, .svg or .png.
     Raises:
         ConfigError: matplotlib is not installed.
@@ -59,9 +58,6 @@ def write_table(runs: Sequence[RunData], path: Path) -> None:
     """Write the metrics of runs as CSV: a line for each run and step, empty where there is no
     value.
 
-    Args:
-        runs: the runs.
-        path: path of the file.
     Raises:
         OSError: it cannot be written.
     """

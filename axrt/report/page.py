@@ -73,9 +73,7 @@ def page_of(run: RunData, against: RunData | None, plotly: str) -> str:
     """The page.
 
     Args:
-        run: the run.
         against: another one to compare with; None: none.
-        plotly: the source of plotly.js, which draws.
     """
     charts = list(charts_of(run, against))
     sections = [(chart.name, chart.title, _of_chart(chart)) for chart in charts]

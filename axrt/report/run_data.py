@@ -45,49 +45,32 @@ def _is_prediction(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The timeline of a run.
+    """The timeline of a run."""
 
-    Args:
-        measured: its tasks.
-        simulated: what the simulator makes of the same schedule with fitted costs.
-        figures: measured and predicted figures and fitted costs, see `compared`.
-        fault: why there is no simulation; "" where there is one.
-    """
-
-    measured: Timeline
-    simulated: Timeline | None
-    figures: dict[str, Any]
-    fault: str = ""
+    measured: Timeline  # its tasks
+    simulated: Timeline | None  # what the simulator makes of the same schedule with fitted costs
+    figures: dict[str, Any]  # measured and predicted figures and fitted costs, see `compared`
+    fault: str = ""  # why there is no simulation; "" where there is one
 
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """What there is of a run.
+    """What there is of a run."""
 
-    Args:
-        path: its directory.
-        config: sections of keys.
-        lines: lines of metrics, in order; of steps that ran again the last.
-        starts: its starts.
-        launches: starts by `axrt launch`.
-        memory: predicted and measured bytes, see `Record.predicted`; {} where nobody says.
-        traced: its timeline; None where none was asked for.
-    """
-
-    path: Path
-    config: dict[str, dict[str, Any]]
-    lines: list[dict[str, Any]]
-    starts: list[dict[str, Any]]
-    launches: list[dict[str, Any]]
+    path: Path  # its directory
+    config: dict[str, dict[str, Any]]  # sections of keys
+    lines: list[dict[str, Any]]  # lines of metrics, in order; of steps that ran again the last
+    starts: list[dict[str, Any]]  # its starts
+    launches: list[dict[str, Any]]  # starts by `axrt launch`
+    # predicted and measured bytes, see `Record.predicted`; {} where nobody says
     memory: dict[str, Any]
-    traced: Traced | None
+    traced: Traced | None  # its timeline; None where none was asked for
 
     @classmethod
     def read(cls, path: Path, says: Says) -> Self:
         """Read the directory of a run.
 
         Args:
-            path: the directory.
             says: function that is told of what is left out.
         Raises:
             ConfigError: it is none.

@@ -16,17 +16,11 @@ _LOST_AT_MOST, _FAILED_AT_MOST = 3, 2
 
 
 class Decision(NamedTuple):
-    """What follows.
+    """What follows."""
 
-    Args:
-        again: the job is started again.
-        reason: why, or why not; the rest of a sentence.
-        pause_s: seconds until then.
-    """
-
-    again: bool
-    reason: str
-    pause_s: float = 0.0
+    again: bool  # the job is started again
+    reason: str  # why, or why not; the rest of a sentence
+    pause_s: float = 0.0  # seconds until then
 
 
 def decide(starts: Sequence[Start], restarts: int, asked: bool) -> Decision:

@@ -26,31 +26,18 @@ LAUNCH: Fits = {  # what may stand in a line
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A start of the job that has ended.
+    """A start of the job that has ended."""
 
-    Args:
-        began: time of day in UTC, ISO 8601.
-        took_s: seconds until the launcher had ended.
-        ranks: number of ranks.
-        hosts: hosts that they were asked to run on; () where the launcher chose.
-        settings: what this start has set beside the command, as `section.key=value`.
-        code: exit code of the launcher; the negative number of a signal that has ended it.
-        said: exit code that the first rank to end has left; None where none has.
-        lost: hosts that a rank has died on, as the launcher or a rank says.
-        step: step of the newest sound checkpoint before; 0 where there was none.
-        gained: number of steps between that and the newest one after.
-    """
-
-    began: str
-    took_s: float
-    ranks: int
-    hosts: tuple[str, ...]
-    settings: tuple[str, ...]
-    code: int
-    said: int | None
-    lost: tuple[str, ...]
-    step: int
-    gained: int
+    began: str  # time of day in UTC, ISO 8601
+    took_s: float  # seconds until the launcher had ended
+    ranks: int  # number of ranks
+    hosts: tuple[str, ...]  # hosts that they were asked to run on; () where the launcher chose
+    settings: tuple[str, ...]  # what this start has set beside the command, as `section.key=value`
+    code: int  # exit code of the launcher; the negative number of a signal that has ended it
+    said: int | None  # exit code that the first rank to end has left; None where none has
+    lost: tuple[str, ...]  # hosts that a rank has died on, as the launcher or a rank says
+    step: int  # step of the newest sound checkpoint before; 0 where there was none
+    gained: int  # number of steps between that and the newest one after
 
     def __str__(self) -> str:
         is_other = self.said not in (None, self.code)

@@ -17,15 +17,10 @@ _LINE = re.compile(r"([\w.\-]+)(?::(\d+)|(?:\s+(?:slots|max_slots|num)\s*=\s*(\d
 
 
 class Host(NamedTuple):
-    """A machine.
+    """A machine."""
 
-    Args:
-        name: name that the launcher knows.
-        slots: number of ranks that it may run.
-    """
-
-    name: str
-    slots: int
+    name: str  # name that the launcher knows
+    slots: int  # number of ranks that it may run
 
 
 def read_hosts(file: Path) -> list[Host]:
@@ -76,11 +71,6 @@ def left_out(starts: Sequence[Start]) -> set[str]:
 def placed(hosts: Sequence[Host], ranks: int, out: set[str], spares: int = 0) -> list[Host]:
     """The hosts that a start takes, with the slots that it needs of each.
 
-    Args:
-        hosts: all hosts, in the order in which they are taken.
-        ranks: number of ranks that are wanted.
-        out: hosts that are left out.
-        spares: number of hosts that are kept back, for those that are left out.
     Returns:
         Hosts with so many slots in all; fewer slots where there are no more.
     """

@@ -20,14 +20,10 @@ LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A kind of launcher.
+    """A kind of launcher."""
 
-    Args:
-        name: name that people know it by.
-        says_lost: patterns of its messages, whose group is the host on which a rank has died.
-    """
-
-    name: str
+    name: str  # name that people know it by
+    # patterns of its messages, whose group is the host on which a rank has died
     says_lost: tuple[re.Pattern[str], ...]
 
     def on(self, hosts: Sequence[Host]) -> list[str]:
@@ -59,9 +55,6 @@ SRUN = Launcher("srun", (re.compile(r"srun: error: ([\w.-]+): tasks? [\d,-]+: (?
 def launcher_of(program: str, version: str) -> Launcher | None:
     """The launcher of a command.
 
-    Args:
-        program: first word of the command.
-        version: what it prints for `--version`.
     Returns:
         None where it is none of these.
     """
@@ -74,23 +67,15 @@ def launcher_of(program: str, version: str) -> Launcher | None:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that starts a job.
+    """A command that starts a job."""
 
-    Args:
-        before: all of its words up to the settings that are laid over a configuration.
-        count_at: index of the word with the number of ranks; None where there is none.
-        ranks: number of ranks; 0 where the launcher chooses.
-        own: number of its first words that are the launcher's own, as far as it is known.
-        file: configuration of `axrt train`; "" where the program is another.
-        overrides: what is laid over it.
-    """
-
+    # all of its words up to the settings that are laid over a configuration
     before: tuple[str, ...]
-    count_at: int | None
-    ranks: int
-    own: int
-    file: str
-    overrides: tuple[str, ...]
+    count_at: int | None  # index of the word with the number of ranks; None where there is none
+    ranks: int  # number of ranks; 0 where the launcher chooses
+    own: int  # number of its first words that are the launcher's own, as far as it is known
+    file: str  # configuration of `axrt train`; "" where the program is another
+    overrides: tuple[str, ...]  # what is laid over it
 
     @classmethod
     def of(cls, words: Sequence[str]) -> "Command":

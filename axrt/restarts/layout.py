@@ -16,21 +16,15 @@ _STEPS = 2
 
 
 class Layout(NamedTuple):
-    """Replicas and ranks of a pipeline.
+    """Replicas and ranks of a pipeline."""
 
-    Args:
-        pipe: ranks of a pipeline.
-        data: replicas.
-        microbatches: microbatches of a step and replica.
-        step: time of a step by simulation, where a microbatch takes 3 on all ranks of a pipeline
-            together, and nothing travels for long.
-        share: replicas share microbatches, which one alone cannot; None: nobody asks for it.
-    """
-
-    pipe: int
-    data: int
-    microbatches: int
+    pipe: int  # ranks of a pipeline
+    data: int  # replicas
+    microbatches: int  # microbatches of a step and replica
+    # time of a step by simulation, where a microbatch takes 3 on all ranks of a pipeline
+    # together, and nothing travels for long
     step: float
+    # replicas share microbatches, which one alone cannot; None: nobody asks for it
     share: bool | None = None
 
     @property
@@ -66,11 +60,6 @@ def smaller_layouts(config: Config, whole: Layout, ranks: int) -> list[Layout]:
     """The layouts with the same samples in a step on at most so many ranks, the fastest first.
 
     Pipelines stay as long as they are if one fits, since shorter ones need more memory a rank.
-
-    Args:
-        config: settings of the run.
-        whole: layout that they ask for.
-        ranks: number of ranks that there are.
     """
     for pipe in range(min(whole.pipe, ranks), 0, -1):
         found = list(_with_pipe(config, whole, pipe, ranks))

@@ -24,7 +24,6 @@ class JobProcess:
     """The process of a launcher. Its errors are shown as they come.
 
     Args:
-        words: command.
         folder: empty directory, which the hosts of the job share, for what its ranks leave.
         hear: function that is called with each line of errors.
     """

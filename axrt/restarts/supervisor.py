@@ -42,10 +42,8 @@ class Supervisor:
     """A job and its starts.
 
     Args:
-        command: command in parts.
         restarts: most times that it is started again.
         hosts: host file; None: the launcher chooses, or the allocation.
-        spares: number of hosts that are kept back.
         directory: directory of the run; None: that of the configuration.
     Raises:
         ConfigError: the command has no configuration and no directory, or takes no hosts.

@@ -24,9 +24,6 @@ def witnessed(rank: int) -> Iterator[None]:
     before MPI does: then a process may still be copied.
 
     A rank that leaves the context, in whatever way, has ended with a word.
-
-    Args:
-        rank: number of the rank.
     """
     folder = os.environ.get(FOLDER)
     if not folder or sys.platform != "linux":

@@ -13,20 +13,16 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 class BucketSpec(NamedTuple):
-    """One bucket of a stage, before its memory is allocated.
+    """One bucket of a stage, before its memory is allocated."""
 
-    Args:
-        copies: places that hold the bucket, in the order in which their gradients are added up.
-        named: trained parameters of the bucket, each with its name here.
-        called: names under which the user's factory gets them. Tied weights have the name that the
-            first of their layers gives them, in every copy.
-        counts: True if its norms count in the norm of all gradients; those of tied weights count
-            once a pipe, with the first layer.
-    """
-
+    # places that hold the bucket, in the order in which their gradients are added up
     copies: Copies
-    named: Named
+    named: Named  # trained parameters of the bucket, each with its name here
+    # names under which the user's factory gets them. Tied weights have the name that the first
+    # of their layers gives them, in every copy.
     called: list[str]
+    # True if its norms count in the norm of all gradients; those of tied weights count once a
+    # pipe, with the first layer
     counts: bool
 
 
@@ -43,11 +39,7 @@ def buckets_of(
     Tied layers come first, so that other stages know the number of their buckets.
 
     Args:
-        layers: layers of the whole model.
-        cuts: indices of the layers at which stages begin, then the number of layers.
         stage: index of the stage.
-        named: trained parameters of the stage, (name, parameter), in model order.
-        pipes: number of pipes, over all replicas.
         most_bytes: largest size of an ordinary bucket, in bytes; one larger parameter has a bucket
             of its own.
     Returns:
@@ -73,7 +65,6 @@ def buckets_as_built(
     """The buckets of `buckets_of`, each with its index on the stage, as soon as layers are built.
 
     Args:
-        layers, cuts, stage, pipes, most_bytes: those of `buckets_of`.
         named: for each layer of the stage in order its index and its trained parameters. The next
             layer is asked for when the buckets that are full have been taken.
     """

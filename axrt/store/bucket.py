@@ -64,13 +64,11 @@ class Bucket:
     The bucket owns their memory: weights, gradients and moments become views of its flat buffers.
 
     Args:
-        spec: parameters and their copies.
         places: sort keys that order the parameters as the whole model does, one each, rising.
         me: the copy that this rank holds, one of `spec.copies`.
         factory: function that makes the optimizer; parameter groups may carry learning rates of
             their own.
         schedule: function whose `schedule(step)` is the factor on every group's learning rate.
-        device: device of the parameters.
         narrow: type that layers are to have each parameter in, beside a float32 master; None: the
             parameter stays as it is. () stands for None everywhere.
         in_float32: True if gradients of narrow parameters add up in float32 over microbatches;
@@ -417,7 +415,6 @@ class Bucket:
         """What this rank keeps of a layer's parameters, on the CPU.
 
         Args:
-            layer: the layer.
             with_state: False to leave the optimizer's state out.
             copied: function that gives the copy of a tensor, whose values count while the bucket
                 is present.
@@ -683,8 +680,6 @@ class Bucket:
         """Let somebody read weights and state until a moment; nobody else writes to them before.
 
         Args:
-            to: who reads.
-            until: the moment.
             returned: function that is called when that has passed, before anything is written.
         """
         self._loans[to] = (until, returned)
@@ -885,11 +880,7 @@ def gradient_of(
     narrowest: torch.dtype | None,
     cut: Cut | None,
 ) -> Gradient:
-    """The gradient of a bucket; arguments are those of `Bucket`.
-
-    Args:
-        masters: parameters of the bucket that are stepped.
-    """
+    """The gradient of a bucket; arguments are those of `Bucket`."""
     parameters = [parameter for _, parameter in spec.named]
     if cut is None:
         to = masters.whole if in_float32 else parameters

@@ -21,15 +21,7 @@ Weights = tuple[Tensor, ...]  # of a shard, one stretch for each type of paramet
 
 
 class BucketShard:
-    """One shard of a bucket.
-
-    Args:
-        copies: copies of the bucket that share it out.
-        me: the copy that this rank holds.
-        masters: weights of the bucket.
-        gradient: gradient of the bucket.
-        cut: shards of the bucket.
-    """
+    """One shard of a bucket."""
 
     def __init__(
         self,
@@ -69,7 +61,6 @@ class BucketShard:
 
         Args:
             parts: part of each copy, in the order of copies.
-            last: they complete the gradient of the step, which is that of the bucket then.
         """
         self._gradient.add_up([part for part, _ in parts], 0)
         self._used += [used for _, used in parts]
@@ -81,9 +72,6 @@ class BucketShard:
     def scattered(self, order: Copies) -> list[tuple[Tensor, list[Tensor]]]:
         """What a library is to add up, in float32 or wider, for each type of parameters: memory for
         the sum of this shard, and the gradient of every copy's shard. `take_sum` ends that.
-
-        Args:
-            order: the copies, in the order of the library's ranks.
         """
         self._scattered = [self.part_for(copy)[0] for copy in order]
         both = zip(*self._scattered, strict=True)
@@ -148,7 +136,6 @@ class BucketShard:
 
         Args:
             whole: one of `Masters.whole`, or a parameter without elements.
-            value: its value, in the same type.
         """
         place = self.place_of(whole)
         if place is not None:

@@ -78,7 +78,6 @@ class FlatBuffer:
     Args:
         like: tensors of one type. Each view has the shape of one of them, and its strides where its
             memory has no gaps.
-        device: device that the memory is on (its tier).
         dtype: type of the memory; None: that of `like`.
         narrowest: narrowest type in which there is memory of this layout; None: that of `like`.
             Views and shards begin at the same elements in each of these types.
@@ -247,7 +246,6 @@ def flat_like(
     Args:
         like: for each, a tensor with its shape and strides.
         types: type of each.
-        device: device that the memory is on.
     """
     made = list(like)
     for group in by_key(types):

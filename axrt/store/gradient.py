@@ -23,10 +23,8 @@ class Gradient:
     """The memory of a bucket's gradient, and the `.grad` of its parameters, which are views of it.
 
     Args:
-        parameters: parameters whose `.grad` backwards add to.
         stepped: parameters whose `.grad` the optimizer reads, one for each; the same ones, or
             masters of a wider type.
-        device: device of both.
         narrowest: narrowest type in which some copy adds up, so that all cut alike; None: that of
             `parameters`.
         groups: indices of the parameters that share flat memory, each of one type of each; (): as
@@ -114,7 +112,6 @@ class Gradient:
         Args:
             parts: `kept` of each copy, those of a layer together.
             me: index of this copy.
-            copies: number of copies.
         Returns:
             The sums, which are views of the total.
         """

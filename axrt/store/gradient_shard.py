@@ -20,13 +20,8 @@ class GradientShard(Gradient):
     """The memory of such a gradient.
 
     Args:
-        parameters: parameters of the modules.
         in_float32: True if backwards add to whole gradients in the type that is stepped; False: in
             that of `parameters`.
-        masters: the parameters of the bucket that are stepped.
-        device: device of both.
-        narrowest: narrowest type in which some copy adds up.
-        cut: shards of the bucket.
         alone: True if nobody else steps this shard. Other copies that do, of tied weights, read
             what microbatches have added up in it, so the total has memory of its own then.
     """

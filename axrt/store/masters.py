@@ -46,29 +46,20 @@ _FIXED = (
 
 @dataclass(slots=True)
 class _Narrow:
-    """Parameters of one type in flat memory.
+    """Parameters of one type in flat memory."""
 
-    Args:
-        parameters: the module's.
-        masters: their masters, or those of their pieces.
-        narrow: memory of the module's.
-        mine: the weights that masters are of, in the type of the module's: a part of `narrow`, or
-            memory of its own; None while they are in scratch.
-        layout: where each master begins in its memory.
-        wide: memory of the masters; None while they are elsewhere.
-        before: type that the module's had.
-        away: what the module's are while whole weights are let go; () where they never are.
-        brought: fingerprint of the weights that have come from scratch for a stay.
-    """
-
-    parameters: list[nn.Parameter]
-    masters: list[nn.Parameter]
-    narrow: FlatBuffer
+    parameters: list[nn.Parameter]  # the module's
+    masters: list[nn.Parameter]  # their masters, or those of their pieces
+    narrow: FlatBuffer  # memory of the module's
+    # the weights that masters are of, in the type of the module's: a part of `narrow`, or
+    # memory of its own; None while they are in scratch
     mine: Tensor | None
-    layout: Layout
-    wide: FlatBuffer | None
-    before: torch.dtype
+    layout: Layout  # where each master begins in its memory
+    wide: FlatBuffer | None  # memory of the masters; None while they are elsewhere
+    before: torch.dtype  # type that the module's had
+    # what the module's are while whole weights are let go; () where they never are
     away: list[Tensor]
+    # fingerprint of the weights that have come from scratch for a stay
     brought: Tensor | None = None
 
 
@@ -78,9 +69,7 @@ class Masters:
     """The parameters that the optimizer steps, and the memory of both types.
 
     Args:
-        parameters: trained parameters of modules, on their device.
         narrow: type that each is to have on the device; None: it stays as it is.
-        device: device of the parameters.
         cut: shards of the bucket; None: this rank steps all of it.
         narrowest: narrowest type of any copy's parameters, by which all cut alike; None: that of
             these.
@@ -413,7 +402,6 @@ class Masters:
 
         Args:
             place: index of the parameter.
-            value: the whole of it, in the type of masters.
         """
         given = self._given[place]
         if not self.has_stays:

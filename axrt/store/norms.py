@@ -47,6 +47,5 @@ def clip_factor(norm: Tensor, most: float) -> Tensor:
 
     Args:
         norm: 2-norm of all gradients, shape ().
-        most: largest norm that is wanted.
     """
     return torch.clamp(most / (norm + 1e-6), max=1.0)

@@ -37,17 +37,11 @@ from .slots import Slots
 
 
 class _Section(NamedTuple):
-    """Flat memory of a slot that is copied as one.
+    """Flat memory of a slot that is copied as one."""
 
-    Args:
-        layouts: stretches in it, each of one type.
-        start: offset from the slot's first byte.
-        stretch: where it lives in scratch; None where it has no bytes.
-    """
-
-    layouts: Sequence[Layout]
-    start: int
-    stretch: Stretch | None
+    layouts: Sequence[Layout]  # stretches in it, each of one type
+    start: int  # offset from the slot's first byte
+    stretch: Stretch | None  # where it lives in scratch; None where it has no bytes
 
     @property
     def num_bytes(self) -> int:
@@ -65,17 +59,12 @@ class _Section(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """Where the state is in scratch.
+    """Where the state is in scratch."""
 
-    Args:
-        masters: masters, one section for each type of parameters.
-        moments: moments.
-        weights: weights that layers compute with, where they are in scratch: a section for each
-            type of parameters, None where they are the masters.
-    """
-
-    masters: tuple[_Section, ...]
-    moments: _Section
+    masters: tuple[_Section, ...]  # masters, one section for each type of parameters
+    moments: _Section  # moments
+    # weights that layers compute with, where they are in scratch: a section for each type of
+    # parameters, None where they are the masters
     weights: tuple[_Section | None, ...]
 
     @property
@@ -93,16 +82,10 @@ class OffloadedState:
     """Masters and moments of a bucket, in scratch.
 
     Args:
-        slots: slots of the rank, with the tier that holds the state.
-        parameters: parameters that the optimizer steps.
-        masters: masters of the bucket, whose layout there is.
         moments: type of each moment of a parameter, by key; None: the optimizer's state is not
             known before, and stays on the device.
-        gradient: layouts of a gradient that is made in the slot for the step alone, behind what is
-            copied.
         home: the tier of `slots`, if it is memory in which the optimizer steps; None: state comes
             to a slot for that.
-        names: names of the parameters, for errors.
     Attributes:
         foreseen: moments are known before the first step, so that they leave the device.
     """

@@ -20,11 +20,8 @@ class GradientOnHost:
     """The way of a bucket's gradient to the host.
 
     Args:
-        rooms: memory on the host for gradients of a few buckets.
-        gradient: gradient of the bucket.
         stepped: parameters that are stepped, if layers compute on an accelerator; None: layers
             compute on the CPU.
-        shared: other copies exist, so that the total is made before.
     Attributes:
         is_shown: the gradient on the host is that of the parameters that are stepped.
     """

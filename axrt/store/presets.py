@@ -43,10 +43,6 @@ def lr_schedule(config: Optimizer, steps: int) -> LrSchedule:
 
     The factor rises linearly over `warmup_steps`, then stays, or falls to `final_lr`, which it
     would reach just after the last of `steps`.
-
-    Args:
-        config: section `[optimizer]`.
-        steps: number of steps of the run.
     """
 
     def factor(step: int) -> float:

@@ -20,16 +20,13 @@ _SIZES = (2, 3, 5, 7, 11, 13, 17, 19)  # all different, so that no other state h
 
 
 class Probed(NamedTuple):
-    """What is known of an optimizer.
+    """What is known of an optimizer."""
 
-    Args:
-        moments: types of the moments of each parameter, by the optimizer's own key; None where the
-            optimizer cannot be stepped on tiny parameters.
-        elementwise: what a step does to an element follows from that element's own numbers, so that
-            parameters may be cut anywhere.
-    """
-
+    # types of the moments of each parameter, by the optimizer's own key; None where the
+    # optimizer cannot be stepped on tiny parameters
     moments: list[Moments] | None
+    # what a step does to an element follows from that element's own numbers, so that parameters
+    # may be cut anywhere
     elementwise: bool = False
 
 
@@ -112,7 +109,6 @@ def check_goes_on(
     happened. Those of `torch.optim` do.
 
     Args:
-        factory, named: as for `probed`.
         made: what the factory has made of them; None: nothing.
     Raises:
         ModelError: it would not, or its state cannot be saved by parameter.

@@ -15,24 +15,15 @@ MASTER = "(master)"  # in a file, beside the names of state
 
 
 class SavedPiece(NamedTuple):
-    """What a rank keeps of a parameter; all of it can travel in a message.
+    """What a rank keeps of a parameter; all of it can travel in a message."""
 
-    Args:
-        name: name of the parameter.
-        first: its first element that is in the piece.
-        is_whole: the piece is the whole parameter.
-        master: float32 weights of the piece; None where weights are not narrow.
-        moments: state that has the shape of the piece, by key.
-        others: other tensors of the state, by key.
-        optimizer, plain, group: those of `ParameterState`.
-    """
-
-    name: str
-    first: int
-    is_whole: bool
-    master: Tensor | None
-    moments: dict[str, Tensor]
-    others: dict[str, Tensor]
+    name: str  # name of the parameter
+    first: int  # its first element that is in the piece
+    is_whole: bool  # the piece is the whole parameter
+    master: Tensor | None  # float32 weights of the piece; None where weights are not narrow
+    moments: dict[str, Tensor]  # state that has the shape of the piece, by key
+    others: dict[str, Tensor]  # other tensors of the state, by key
+    # optimizer, plain, group: those of `ParameterState`
     optimizer: str
     plain: dict[str, Any]
     group: dict[str, Any]
@@ -58,11 +49,6 @@ class SavedPiece(NamedTuple):
         """The piece with copies of its values on the CPU.
 
         Args:
-            name: name of the parameter.
-            piece: what `stepped` is of it.
-            stepped: what the optimizer steps.
-            is_master: that is a master.
-            state: the optimizer's state of it.
             copied: function that gives the copy of a tensor.
         """
         moments = {key: copied(one) for key, one in state.tensors.items() if is_cut(one, stepped)}
@@ -91,15 +77,10 @@ def copied_now(tensor: Tensor) -> Tensor:
 
 
 class WholeParameter(NamedTuple):
-    """A parameter whose pieces have come together.
+    """A parameter whose pieces have come together."""
 
-    Args:
-        master: its float32 weights, on the CPU; None where weights are not narrow.
-        state: its state, on the CPU.
-    """
-
-    master: Tensor | None
-    state: ParameterState
+    master: Tensor | None  # its float32 weights, on the CPU; None where weights are not narrow
+    state: ParameterState  # its state, on the CPU
 
 
 def wholes_of(

@@ -22,9 +22,6 @@ _GB = 1e9
 def scratch_tier(memory: Memory, device: torch.device) -> Tier:
     """The tier of `memory.scratch`, which is empty.
 
-    Args:
-        memory: section `[memory]`.
-        device: device that state leaves.
     Raises:
         ConfigError: the directory cannot be used.
     """
@@ -54,9 +51,6 @@ def refused_as_setting() -> Iterator[None]:
 def named_faults(what: str) -> Iterator[None]:
     """Context in which a fault of scratch is no fault of whatever else is written then, and says
     what is lost.
-
-    Args:
-        what: what is copied.
     """
     try:
         yield

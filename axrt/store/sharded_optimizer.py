@@ -11,10 +11,6 @@ from .shards import Piece
 def give_pieces(optimizer: torch.optim.Optimizer, masters: Masters) -> None:
     """Let an optimizer step pieces in place of parameters: its groups keep their values, and state
     that it has from its start is cut.
-
-    Args:
-        optimizer: optimizer of `masters.shown`.
-        masters: what is stepped.
     """
     pieces: dict[nn.Parameter, list[tuple[Piece, nn.Parameter]]] = {}
     for piece, stepped in zip(masters.pieces, masters.parameters, strict=True):

@@ -19,18 +19,13 @@ from .flat import Layout
 
 
 class Piece(NamedTuple):
-    """What a shard has of a parameter.
+    """What a shard has of a parameter."""
 
-    Args:
-        place: index of the parameter among those of the memory.
-        first, end: elements of the parameter, in the order of memory.
-        is_whole: the piece is the whole parameter.
-    """
-
-    place: int
+    place: int  # index of the parameter among those of the memory
+    # first, end: elements of the parameter, in the order of memory
     first: int
     end: int
-    is_whole: bool
+    is_whole: bool  # the piece is the whole parameter
 
     def of(self, tensor: Tensor) -> Tensor:
         """The piece of a tensor that has the parameter's shape and is dense."""
@@ -40,24 +35,16 @@ class Piece(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The shards of a bucket.
+    """The shards of a bucket."""
 
-    Args:
-        shards: number of shards.
-        pipe: pipe of this rank.
-        turn: what is added to pipes, so that another one has the first shard of each bucket. Where
-            no parameter is cut, one shard may have nearly all of a bucket.
-        whole: True if no parameter is cut.
-        lets_go: True if gradients are let go after each reduction (ZeRO stage 2).
-        has_stays: True if weights are whole for stays alone (ZeRO stage 3).
-    """
-
-    shards: int
-    pipe: int
+    shards: int  # number of shards
+    pipe: int  # pipe of this rank
+    # what is added to pipes, so that another one has the first shard of each bucket. Where no
+    # parameter is cut, one shard may have nearly all of a bucket.
     turn: int = 0
-    whole: bool = False
-    lets_go: bool = False
-    has_stays: bool = False
+    whole: bool = False  # True if no parameter is cut
+    lets_go: bool = False  # True if gradients are let go after each reduction (ZeRO stage 2)
+    has_stays: bool = False  # True if weights are whole for stays alone (ZeRO stage 3)
 
     def shard_of(self, pipe: int) -> int:
         """The index of the shard that a pipe's copy steps. Several layers of a pipe, which have
@@ -99,13 +86,7 @@ class Cut(NamedTuple):
 # Shards turn from bucket to bucket. Where clipping leaves parameters whole, the shard with the
 # largest one was the same copy's in every bucket, so one rank of a group had nearly all.
 def cut_of(config: Config, job: Job, pipe: int, copies: Copies) -> Cut | None:
-    """The shards of a bucket on a pipe; None where there are none.
-
-    Args:
-        config, job: settings and schedule of the run.
-        pipe: pipe of this rank.
-        copies: copies of the bucket.
-    """
+    """The shards of a bucket on a pipe; None where there are none."""
     if not job.shards:
         return None
     clips, zero = config.optimizer.clip > 0, config.memory.zero

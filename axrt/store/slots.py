@@ -20,8 +20,6 @@ class Slots:
     """The slots of a rank, each as large as the largest bucket's state.
 
     Args:
-        tier: tier that holds the state of all buckets.
-        device: device that they are on.
         pinned: True for memory of the host that an accelerator copies from and to.
     """
 

@@ -24,12 +24,7 @@ from .scratch import named_faults
 
 
 class ScratchStash:
-    """The stashes of a rank that are in scratch.
-
-    Args:
-        tier: tier that holds them.
-        device: device of the rank.
-    """
+    """The stashes of a rank that are in scratch."""
 
     def __init__(self, tier: Tier, device: torch.device) -> None:
         self._tier, self._device = tier, device

@@ -15,19 +15,14 @@ Groups = Sequence[Mapping[str, Any]]
 
 @dataclass(slots=True)
 class ParameterState:
-    """The optimizer's state of one parameter.
+    """The optimizer's state of one parameter."""
 
-    Args:
-        optimizer: class name of the optimizer.
-        tensors: moments and other tensors, by key.
-        plain: values that are no tensors (None, bool, int, float, str), by key.
-        group: values that the optimizer itself has changed in the parameter's group, by key. The
-            learning rate is left out: it follows from the step.
-    """
-
-    optimizer: str
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    optimizer: str  # class name of the optimizer
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # moments and other tensors, by key
+    # values that are no tensors (None, bool, int, float, str), by key
     plain: dict[str, Any] = field(default_factory=dict)
+    # values that the optimizer itself has changed in the parameter's group, by key. The
+    # learning rate is left out: it follows from the step.
     group: dict[str, Any] = field(default_factory=dict)
 
     def empty(self) -> Self:
@@ -42,8 +37,6 @@ def saved_state(
     """Each parameter's name with its state.
 
     Args:
-        optimizer: optimizer of a bucket.
-        initial: parameter groups of the optimizer as they were at the start.
         name_of: name of each of its parameters.
     Raises:
         DataError: some state is neither a tensor nor a plain value, or is not told by parameter.
@@ -76,8 +69,6 @@ def restore_state(
     """Make saved states the optimizer's own.
 
     Args:
-        optimizer: optimizer of a bucket.
-        initial: parameter groups of the optimizer as they were at the start.
         name_of: name of each of its parameters.
         states: states by name; a parameter without one begins anew.
     """

@@ -20,9 +20,6 @@ class SumAcross:
     """A shard whose parts are added up by the copies that own it, one of each group.
 
     Args:
-        copies: these copies, in the order of groups.
-        me: the copy that this rank holds.
-        gradient: gradient of the bucket.
         shard: index of the shard, and the number of shards, within the total of the gradient; ()
             where the total is that of the shard alone.
     """

@@ -34,12 +34,7 @@ class Group(Protocol):
     until the moment that is returned has passed."""
 
     def all_reduce(self, flat: Tensor, what: str) -> Moment:
-        """Add up the tensors of all ranks, shape (elements,); each gets the sum in place.
-
-        Args:
-            flat: tensor of this rank.
-            what: name of the sum, the same on all ranks, for errors.
-        """
+        """Add up the tensors of all ranks, shape (elements,); each gets the sum in place."""
         ...
 
     def reduce_scatter(self, mine: Tensor, shards: Sequence[Tensor], what: str) -> Moment:
@@ -49,7 +44,6 @@ class Group(Protocol):
             mine: memory for the sum of this rank's shard, shape (elements,).
             shards: what this rank has of each rank's shard, in the order of ranks; a shard has the
                 same size on all ranks, and two may have two sizes.
-            what: name of the sum, the same on all ranks, for errors.
         """
         ...
 
@@ -71,8 +65,6 @@ class LibraryCollectives:
     """Implements `Collectives` over `torch.distributed`; every rank makes one at the same time.
 
     Args:
-        rank: rank of this process in the job.
-        device: device that the tensors are on.
         broadcast: function that gives rank 0's value on every rank.
     Raises:
         LaunchError: torch has no collectives for such a device here, or rank 0 is not reached.
@@ -176,8 +168,6 @@ class LibraryGroup:
     """Implements `Group`, and messages, by a process group of torch's.
 
     Args:
-        group: the process group.
-        ranks: its ranks in the job.
         is_polled: all its works can be asked whether they are done. Those of gloo say no until
             somebody waits for them, where they reduce and scatter, send or receive; so a thread
             does.
@@ -279,11 +269,7 @@ class _End:
 
 
 class CollectiveQueue:
-    """A queue of collectives: what is put issues some, and its moment is the end of all of them.
-
-    Args:
-        device: device that the tensors are on.
-    """
+    """A queue of collectives: what is put issues some, and its moment is the end of all of them."""
 
     apart = at_once = False
 

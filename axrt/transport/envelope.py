@@ -42,23 +42,16 @@ _SMALL_BYTES = 32 * 1024
 
 @dataclass(slots=True)
 class Arriving:
-    """A parcel whose envelope has been read.
+    """A parcel whose envelope has been read."""
 
-    Args:
-        generation, message: generation and message of the parcel.
-        skeleton: skeleton of its payload, see `payload.flatten`.
-        layouts: layouts of its tensors, in order.
-        tensors: memory for each tensor, as `Layout.allocate` gives it; that of small ones is
-            filled.
-        large: memory for the tensors that come beside the envelope, in order.
-    """
-
+    # generation, message: generation and message of the parcel
     generation: int
     message: Message | Note
-    skeleton: object
-    layouts: list[Layout]
+    skeleton: object  # skeleton of its payload, see `payload.flatten`
+    layouts: list[Layout]  # layouts of its tensors, in order
+    # memory for each tensor, as `Layout.allocate` gives it; that of small ones is filled
     tensors: list[Tensor]
-    large: list[Tensor]
+    large: list[Tensor]  # memory for the tensors that come beside the envelope, in order
 
     def parcel(self) -> Parcel:
         """The parcel that was sent; to be called once all bytes are here."""
@@ -121,7 +114,6 @@ def open_envelope(
         envelope: bytes that `seal` has made.
         room_for: function that allocates memory for a large tensor, or for one that goes on to a
             device; called in the order in which they come.
-        landings: memory that waits for certain messages.
     """
     generation, code, *address, length = _HEADER.unpack_from(envelope, _WAY_BYTES)
     at = _WAY_BYTES + _HEADER.size + length

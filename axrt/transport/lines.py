@@ -25,10 +25,7 @@ class Lines:
     """The lines of a rank to some others and back; each of them opens its own at the same time.
 
     Args:
-        collectives: library.
         device: device of the tensors that go by it.
-        rank: this rank.
-        peers: the others.
     Attributes:
         staging: what lets tensors of the device leave and arrive where they are.
     """

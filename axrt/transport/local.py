@@ -48,19 +48,13 @@ class Stopped(Exception):
 
 
 class Chaos(NamedTuple):
-    """What a bad network does.
+    """What a bad network does."""
 
-    Args:
-        delayed: share of the looks at which a parcel that might arrive does not.
-        duplicated: share of parcels that arrive twice.
-        lost: number of the parcel that never arrives, in the order in which all ranks send; -1:
-            none.
-        dies: a rank, and the number of its look for mail at which it dies; None: none does.
-    """
-
-    delayed: float = 0.3
-    duplicated: float = 0.0
+    delayed: float = 0.3  # share of the looks at which a parcel that might arrive does not
+    duplicated: float = 0.0  # share of parcels that arrive twice
+    # number of the parcel that never arrives, in the order in which all ranks send; -1: none
     lost: int = -1
+    # a rank, and the number of its look for mail at which it dies; None: none does
     dies: tuple[int, int] | None = None
 
 
@@ -91,10 +85,6 @@ class _UnderWay(NamedTuple):
 class LocalWorld:
     """Some ranks in one process.
 
-    Args:
-        size: number of ranks.
-        seed: seed of the order in which ranks run and parcels arrive.
-        chaos: what the network does beyond that.
     Attributes:
         sent: number of parcels that ranks have sent.
         lost: the parcel that has been lost; None: none has.

@@ -28,7 +28,6 @@ class LocalCollectives:
     """The groups of one rank of a `LocalWorld`.
 
     Args:
-        rank: rank in the world.
         meetings: all collectives of the world, by group and number.
     """
 

@@ -52,14 +52,10 @@ _TURN_S = (
 
 
 class _Lent(NamedTuple):
-    """What a message on its way out reads.
+    """What a message on its way out reads."""
 
-    Args:
-        owner: owner of the memory, to which MPI keeps no reference.
-        to_move: bytes that calls of this rank must move; 0 where the receiver takes them by itself.
-    """
-
-    owner: object
+    owner: object  # owner of the memory, to which MPI keeps no reference
+    # bytes that calls of this rank must move; 0 where the receiver takes them by itself
     to_move: int
 
 
@@ -72,24 +68,15 @@ class _Going(NamedTuple):
 
 @dataclass(slots=True)
 class _Coming:
-    """A parcel whose envelope is here and whose tensors are not.
+    """A parcel whose envelope is here and whose tensors are not."""
 
-    Args:
-        source: rank that has sent it.
-        arriving: the envelope, opened.
-        staging: what makes its tensors ready.
-        requests: receives of its large tensors.
-        to_move: bytes of its large tensors that MPI moves.
-        by_line: end of those of the library.
-        ready: moment at which tasks may use its tensors; None while they are not staged.
-    """
-
-    source: int
-    arriving: Arriving
-    staging: Staging
-    requests: list[MPI.Request]
-    to_move: int
-    by_line: Moment
+    source: int  # rank that has sent it
+    arriving: Arriving  # the envelope, opened
+    staging: Staging  # what makes its tensors ready
+    requests: list[MPI.Request]  # receives of its large tensors
+    to_move: int  # bytes of its large tensors that MPI moves
+    by_line: Moment  # end of those of the library
+    # moment at which tasks may use its tensors; None while they are not staged
     ready: Moment | None = None
 
 

@@ -25,20 +25,14 @@ from .wire import Layout
 
 
 class Leaving(NamedTuple):
-    """A parcel on its way out.
+    """A parcel on its way out."""
 
-    Args:
-        head: header and description, see `envelope.pack`.
-        tensors: rows of elements that MPI may read once the moment has passed.
-        lent: what must live, and may not be written to, until then or longer: the sender's own
-            tensors, and what they were laid out anew in.
-        ready: moment at which the rows are there.
-    """
-
-    head: bytes
-    tensors: list[Tensor]
+    head: bytes  # header and description, see `envelope.pack`
+    tensors: list[Tensor]  # rows of elements that MPI may read once the moment has passed
+    # what must live, and may not be written to, until then or longer: the sender's own tensors,
+    # and what they were laid out anew in
     lent: list[Tensor]
-    ready: Moment
+    ready: Moment  # moment at which the rows are there
 
 
 class Staging(Protocol):

@@ -31,20 +31,13 @@ _NOT_COPIED = {
 
 
 class Spec(NamedTuple):
-    """The type of a tensor, and how it lies in memory.
+    """The type of a tensor, and how it lies in memory."""
 
-    Args:
-        dtype: element type.
-        shape: sizes of the dimensions.
-        strides: strides of the dimensions, in elements, as on the sender.
-        requires_grad: True if the sender wants a gradient back for it.
-        on_host: True if it was in CPU memory on the sender, and so will be on the receiver.
-    """
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    requires_grad: bool
+    dtype: torch.dtype  # element type
+    shape: tuple[int, ...]  # sizes of the dimensions
+    strides: tuple[int, ...]  # strides of the dimensions, in elements, as on the sender
+    requires_grad: bool  # True if the sender wants a gradient back for it
+    # True if it was in CPU memory on the sender, and so will be on the receiver
     on_host: bool = True
 
     @classmethod
@@ -75,8 +68,6 @@ class Layout:
     A row of elements travels, in the order of the sender's memory. It arrives in memory of its own
     and is then given shape and strides: exactly the sender's, in dimensions of size 0 and 1 too.
 
-    Args:
-        spec: spec of the tensor.
     Attributes:
         num_bytes: number of bytes that travel.
     """

@@ -28,8 +28,6 @@ class CollectiveWorker(Worker):
         buckets: buckets of this rank, by stage.
         groups: group of ranks of each bucket that the library adds up, by stage and bucket.
         by_rank: function that gives the copies of a bucket in the order of their ranks.
-        queue: queue that collectives are issued on.
-        mail: payloads of the session.
     """
 
     kinds = (Kind.ANNOUNCE, Kind.COLLECT)

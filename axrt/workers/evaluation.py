@@ -68,9 +68,7 @@ class EvaluationWorker(Worker):
     """Forwards without a graph; backwards keep the order and carry nothing.
 
     Args:
-        job: schedule of the evaluation.
         stages: stages of this rank in evaluation mode, by number.
-        mail: payloads of the session.
         keeps_outputs: True to keep the outputs of every microbatch, on the rank that holds the last
             stage.
         bring: function that is called with the stage of each forward before it runs.

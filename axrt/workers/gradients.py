@@ -32,7 +32,6 @@ class GradientWorker(Worker):
 
     Args:
         buckets: buckets of this rank, by stage.
-        mail: payloads of the session.
         land: function that says into which memory the tensors of a message from another rank go,
             see `Transport.expect`.
         still_reads: function that says whether memory is still being sent, see

@@ -24,7 +24,6 @@ class LossReader:
         """Copy a microbatch's loss to the host, behind the work that runs on the device.
 
         Args:
-            number: running number of the microbatch.
             loss: tensor with one element, as the loss function returned it.
             weight: weight of the loss; None where the loss is a mean.
         """
@@ -35,7 +34,6 @@ class LossReader:
         """Read a microbatch's loss; the device has finished its forward.
 
         Args:
-            number: running number of the microbatch.
             where: function that gives step, stage and microbatch, for the error.
         Raises:
             NonFiniteLossError: the loss, where it may not overflow, or its weight is no finite

@@ -17,11 +17,7 @@ class StageWorker(Worker):
     """Forwards, backwards in one piece or in several, and recomputation.
 
     Args:
-        job: schedule of the run.
         stages: stages of this rank, by number.
-        mail: payloads of the session.
-        gradients: worker whose buckets the backwards add to.
-        slots: which microbatch a slot has.
         may_skip: True where an overflow skips a step (loss scaling), which then leaves buffers as
             they were before it.
     """

@@ -15,8 +15,6 @@ class StashWorker(Worker):
 
     Args:
         stages: stages of this rank, by number.
-        stash: stashes of this rank in scratch.
-        slots: which microbatch a slot has.
     """
 
     kinds = (Kind.OFFLOAD, Kind.RELOAD)

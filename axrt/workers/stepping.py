@@ -22,35 +22,25 @@ from .worker import Made, Mail, Worker, nothing
 
 
 class StepOutcome(NamedTuple):
-    """The outcome of a step, once a rank has done it.
+    """The outcome of a step, once a rank has done it."""
 
-    Args:
-        loss: mean loss over all microbatches.
-        norm: 2-norm of all gradients; None where no step waits for it.
-        skipped: True if the norm was no finite number, so that no rank has stepped.
-    """
-
-    loss: float
-    norm: float | None
-    skipped: bool
+    loss: float  # mean loss over all microbatches
+    norm: float | None  # 2-norm of all gradients; None where no step waits for it
+    skipped: bool  # True if the norm was no finite number, so that no rank has stepped
 
 
 @dataclass(slots=True)
 class _StepRecord:
-    """The news of a step, and the figures of its buckets.
+    """The news of a step, and the figures of its buckets."""
 
-    Args:
-        losses: losses of each pipe, by pipe.
-        norm: 2-norm of all gradients, a tensor with one element; None before the vote.
-        norms: norms of gradients, by stage and bucket.
-        ended: number of buckets whose step has ended, by stage.
-        complete: (stage, bucket) pairs whose gradient is that of the whole batch.
-    """
-
-    losses: dict[int, Losses] = field(default_factory=dict)
+    losses: dict[int, Losses] = field(default_factory=dict)  # losses of each pipe, by pipe
+    # 2-norm of all gradients, a tensor with one element; None before the vote
     norm: Tensor | None = None
+    # norms of gradients, by stage and bucket
     norms: dict[int, dict[int, Norms]] = field(default_factory=lambda: defaultdict(dict))
+    # number of buckets whose step has ended, by stage
     ended: Counter[int] = field(default_factory=Counter)
+    # (stage, bucket) pairs whose gradient is that of the whole batch
     complete: set[tuple[int, int]] = field(default_factory=set)
 
     def in_order(self) -> list[Losses]:
@@ -61,11 +51,9 @@ class SteppingWorker(Worker):
     """Norms of a stage, the norm of all gradients, and the step of a bucket.
 
     Args:
-        job: schedule of the run.
         buckets: buckets of this rank, by stage.
         pipes: pipe whose copy of a stage this rank holds, by stage.
         take_sums: function that puts the sums that have come into the bucket of a task.
-        mail: payloads of the session.
         clip: largest 2-norm of all gradients; 0: no limit.
         tell_norms: function that is called with (step, stage, norms) when all buckets of a stage
             whose norms count have stepped without a vote.

@@ -25,11 +25,8 @@ class WeightsWorker(Worker):
 
     Args:
         buckets: buckets of this rank, by stage.
-        mail: payloads of the session.
         land: function that says into which memory the tensors of a message from another rank go,
             see `Transport.expect`.
-        has_stays: weights are whole for stays alone.
-        in_scratch: they come from scratch for that.
     """
 
     kinds = (Kind.BRING, Kind.SHARE, Kind.GATHER, Kind.RELEASE)

@@ -21,15 +21,11 @@ def nothing(message: Message) -> Any:
 
 
 class Piece(NamedTuple):
-    """The place of a task that is about to run among the pieces of its work.
+    """The place of a task that is about to run among the pieces of its work."""
 
-    Args:
-        more: True if another piece of the same work comes after it.
-        completes: indices of the buckets of its stage whose gradient of a step is complete with it;
-            the last piece completes all others.
-    """
-
-    more: bool = False
+    more: bool = False  # True if another piece of the same work comes after it
+    # indices of the buckets of its stage whose gradient of a step is complete with it; the last
+    # piece completes all others
     completes: tuple[int, ...] = ()
 
 
@@ -69,9 +65,6 @@ class Worker(Protocol):
         """End a task that has finished on the device: values may be read, and what it made may
         leave.
 
-        Args:
-            task: task that has finished.
-            made: result of `run`.
         Returns:
             A function that gives the payload of each message to other ranks and to the host.
         """
@@ -106,7 +99,6 @@ class Workers:
     """All workers of a session.
 
     Args:
-        mail: payloads of the session.
         workers: workers, each of which runs some kinds.
         hears: function that hears a message and its payload at once, by meaning; other payloads go
             into the mail.
@@ -149,7 +141,6 @@ class Workers:
 
         Args:
             task: task to run; those that have started before have ended.
-            here: messages that follow from it on this rank, whose payloads are kept.
         Returns:
             The result of `Worker.complete`.
         """

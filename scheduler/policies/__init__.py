@@ -96,9 +96,6 @@ def placement_for(
     """The placement that a policy's stages get.
 
     Args:
-        policy: policy to be followed.
-        ranks: number of ranks of a pipeline.
-        microbatches: number of microbatches of a step and replica.
         placement: name of a placement; "" is the policy's own.
         chunks: number of stages that a rank holds; 0 is the placement's own.
     Raises:

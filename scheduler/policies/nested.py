@@ -12,7 +12,6 @@ def has_room(forward: Task, view: View, top: int) -> bool:
 
     Args:
         forward: forward that may start.
-        view: counters of the rank.
         top: cap of the rank's deepest stage, in chunks; each shallower stage has one less.
     """
     return view.held < top - sum(

@@ -18,7 +18,6 @@ def own_policy(name: str, max_held: int = 0) -> Policy:
     """The policy of that name, made anew.
 
     Args:
-        name: module and class, with a colon between them.
         max_held: cap in chunks, which the class is called with if it is not 0.
     Raises:
         ValueError: it cannot be imported, takes no cap, or lacks what a policy has; the text says

@@ -183,18 +183,13 @@ class Fixed(Policy):
 
     Bound: what the order itself holds, or the cap where that is more.
     Source: whoever gave the order.
-
-    Args:
-        order: tasks of a step on all ranks.
-        needs: number of chunks that each rank must be able to hold to follow the order.
-        cap: largest number of chunks held on a rank; 0: what the order needs.
-        strict: True if no task that the order names may run ahead of the due one.
     """
 
-    order: Order
+    order: Order  # tasks of a step on all ranks
+    # number of chunks that each rank must be able to hold to follow the order
     needs: tuple[int, ...]
-    cap: int = 0
-    strict: bool = True
+    cap: int = 0  # largest number of chunks held on a rank; 0: what the order needs
+    strict: bool = True  # True if no task that the order names may run ahead of the due one
     name = "fixed"
 
     @property
@@ -233,12 +228,9 @@ class AlongPlan(Fixed):
 
     Bound: the cap, or what the order holds where that is more.
     Source: axrt's own; docs/study.md compares it.
-
-    Args:
-        like: name of the policy.
     """
 
-    like: str = "adaptive"
+    like: str = "adaptive"  # name of the policy
 
     @property
     def name(self) -> str:  # type: ignore[override]

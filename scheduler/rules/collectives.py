@@ -73,7 +73,6 @@ def groups_of(
     """The group of ranks of each bucket that the library adds up: replica and rank of each.
 
     Args:
-        job: schedule of the run.
         buckets: copies of each bucket of a stage, by stage.
     """
     return {

@@ -202,7 +202,6 @@ def weights(here: StageHere, bucket: int, number: int) -> list[Message]:
     shard are there.
 
     Args:
-        here: the stage.
         bucket: index of the bucket.
         number: number of the stay, or of the step where weights are always whole.
     """
@@ -224,11 +223,8 @@ def to_copies(
     """One message for each of some copies of a bucket, this one included.
 
     Args:
-        meaning: what became true.
         copies: copies that hear it, of which each has such messages of all.
-        here: the stage.
         bucket: index of the bucket.
-        step: number of the step, or of the reduction, as `meaning` counts.
     """
     number = numbered(step, copies, BucketCopy(*here.seat, bucket))
     return [Message(meaning, to.stage, number, to.pipe, to.bucket) for to in copies]

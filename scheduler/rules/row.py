@@ -35,46 +35,34 @@ class OnDevice(Queue):
 
 
 class Need(NamedTuple):
-    """A counter that must have passed the head of a kind before that head may run.
+    """A counter that must have passed the head of a kind before that head may run."""
 
-    Args:
-        counter: kind of task started, meaning of messages received, or gate.
-        senders: seats that send the messages, () for tasks and gates. Where a meaning counts steps,
-            reductions or stays, each sender sends one message for each, and they are numbered in
-            this order.
-        bucket: index of the bucket whose lane keeps the counter; None: the stage's lane.
-        after: kind of work here that the messages answer, so that no message comes before it; None
-            where there is no such work.
-    """
-
-    counter: Counter
+    counter: Counter  # kind of task started, meaning of messages received, or gate
+    # seats that send the messages, () for tasks and gates. Where a meaning counts steps,
+    # reductions or stays, each sender sends one message for each, and they are numbered in this
+    # order.
     senders: tuple[Seat, ...] = ()
+    # index of the bucket whose lane keeps the counter; None: the stage's lane
     bucket: int | None = None
+    # kind of work here that the messages answer, so that no message comes before it; None where
+    # there is no such work
     after: AnyKind | None = None
 
 
 class Sending(NamedTuple):
-    """The message that follows from every task of a row: it has the number of the task.
+    """The message that follows from every task of a row: it has the number of the task."""
 
-    Args:
-        meaning: what became true.
-        stage, pipe: the stage that it is addressed to.
-    """
-
-    meaning: Meaning
+    meaning: Meaning  # what became true
+    # stage, pipe: the stage that it is addressed to
     stage: int
     pipe: int
 
 
 class Opening(NamedTuple):
-    """A gate that work opens.
+    """A gate that work opens."""
 
-    Args:
-        gate: gate of the stage; it opens once every row of the stage that opens it has started.
-        to: function that says how far it is open when all of them have started so many times.
-    """
-
-    gate: Gate
+    gate: Gate  # gate of the stage; it opens once every row of the stage that opens it has started
+    # function that says how far it is open when all of them have started so many times
     to: Callable[[int], int]
 
 
@@ -125,78 +113,58 @@ def urgent(level: int) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of work on a stage, or on a bucket of it.
+    """One kind of work on a stage, or on a bucket of it."""
 
-    Args:
-        kind: kind of work.
-        needs: counters, each of which must have passed the head before it may run.
-        then: function that gives the messages that follow from a task, besides that of `sends`. Of
-            work that counts microbatches it is asked for the last one of a step alone. A task in
-            pieces sends them with its last piece.
-        completes: function that gives the messages that follow where a task, or a piece of it,
-            completes the gradient of a bucket; None where the work completes none.
-        bucket: index of the bucket that the work is done on; None: the stage.
-        queue: queue on which the work runs.
-        turn: function that gives the sort key of a head; None where there is a level instead. Of
-            all heads of a queue that may run, the one with the least key does. Keys begin with 0
-            for work that ends a step, 1 for work that the policy orders, and more for work that
-            fills time.
-        level: what the key begins with where the policy gives the rest of it, and is asked whether
-            the head may run, besides `admitted`. 0: the policy is not asked, and `turn` is.
-        sends: message that follows from every task; None: none does.
-        admitted: function that says whether the head has room to run now.
-        early: function that says whether other work comes first by the policy's plan, though the
-            head may run; that work should be here any moment.
-        fills: True if the work fills time and no other rank waits for it.
-        opens: gates that the work opens.
-        gives_turns: True if the messages that follow give out the group's next turn, which is then
-            their number.
-        in_turn: True if the work runs on the bucket's turn.
-        in_order: True if such work of a rank starts in the order of `Job.stays`.
-        takes: pool of which the work starts only with one that is free, which it takes; None: it
-            takes none.
-        frees: pool of which one is free again when the work has ended; None: it frees none.
-        in_flight: change of the rank's microbatches in flight when a task starts: -1, 0 or 1.
-        held: change of the rank's microbatches that hold memory when a task starts: -1, 0 or 1.
-        stash: what the work does with the stash of its microbatch, where that may leave the device;
-            None: nothing.
-    """
-
-    kind: AnyKind
-    needs: tuple[Need, ...]
+    kind: AnyKind  # kind of work
+    needs: tuple[Need, ...]  # counters, each of which must have passed the head before it may run
+    # function that gives the sort key of a head; None where there is a level instead. Of all
+    # heads of a queue that may run, the one with the least key does. Keys begin with 0 for work
+    # that ends a step, 1 for work that the policy orders, and more for work that fills time.
     turn: Turn | None = None
+    # function that gives the messages that follow from a task, besides that of `sends`. Of work
+    # that counts microbatches it is asked for the last one of a step alone. A task in pieces
+    # sends them with its last piece.
     then: Callable[[Task], Iterable[Message]] = nothing
+    # function that gives the messages that follow where a task, or a piece of it, completes the
+    # gradient of a bucket; None where the work completes none
     completes: Callable[[Task, int], Iterable[Message]] | None = None
-    bucket: int | None = None
-    queue: Queue = OnDevice.COMPUTE
+    bucket: int | None = None  # index of the bucket that the work is done on; None: the stage
+    queue: Queue = OnDevice.COMPUTE  # queue on which the work runs
+    # what the key begins with where the policy gives the rest of it, and is asked whether the
+    # head may run, besides `admitted`. 0: the policy is not asked, and `turn` is.
     level: int = 0
-    sends: Sending | None = None
-    admitted: Leave = always
+    sends: Sending | None = None  # message that follows from every task; None: none does
+    admitted: Leave = always  # function that says whether the head has room to run now
+    # function that says whether other work comes first by the policy's plan, though the head
+    # may run; that work should be here any moment
     early: Leave = never
-    fills: bool = False
-    opens: tuple[Opening, ...] = ()
+    fills: bool = False  # True if the work fills time and no other rank waits for it
+    opens: tuple[Opening, ...] = ()  # gates that the work opens
+    # True if the messages that follow give out the group's next turn, which is then their
+    # number
     gives_turns: bool = False
-    in_turn: bool = False
-    in_order: bool = False
+    in_turn: bool = False  # True if the work runs on the bucket's turn
+    in_order: bool = False  # True if such work of a rank starts in the order of `Job.stays`
+    # pool of which the work starts only with one that is free, which it takes; None: it takes
+    # none
     takes: Pool | None = None
+    # pool of which one is free again when the work has ended; None: it frees none
     frees: Pool | None = None
-    in_flight: int = 0
+    in_flight: int = 0  # change of the rank's microbatches in flight when a task starts: -1, 0 or 1
+    # change of the rank's microbatches that hold memory when a task starts: -1, 0 or 1
     held: int = 0
+    # what the work does with the stash of its microbatch, where that may leave the device;
+    # None: nothing
     stash: StashMove | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StageHere:
-    """A stage on this rank, as the rules see it.
+    """A stage on this rank, as the rules see it."""
 
-    Args:
-        job: schedule of the run.
-        seat: the stage, and the pipe whose copy of it this rank holds.
-        buckets: all copies of each bucket of the stage, this one included; () in an evaluation.
-    """
-
-    job: Job
-    seat: Seat
+    job: Job  # schedule of the run
+    seat: Seat  # the stage, and the pipe whose copy of it this rank holds
+    # all copies of each bucket of the stage, this one included; () in an evaluation
     buckets: tuple[Copies, ...] = ()
 
     @property
