@@ -543,12 +543,6 @@ class Memory(_Section):
         "rank in that directory, which exists",
         is_path=True,
     )
-    slots: int = _key(
-        3,
-        "buckets of offloaded state that a rank may have on the device at a time; with "
-        "offload = 'cpu', buckets whose gradient it may have on the host",
-        least=3,
-    )
     scratch_gb: float = _key(
         0.0, "GB of scratch that a rank may use (10^9 bytes); 0 = any number", least=0
     )

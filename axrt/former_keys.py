@@ -38,6 +38,7 @@ GONE = {
         "'stream' alone",
         (0.5,),
     ),
+    "memory.slots": GoneKey("there are three: one comes, one steps, and one leaves", (3,)),
     "model.name": GoneKey("there is one built-in model, and model.factory names others", ("gpt",)),
     **{
         f"model.rope_{part}": GoneKey(

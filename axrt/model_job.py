@@ -11,6 +11,7 @@ from axrt.preflight import refuse_shared_parameters
 from axrt.schedule import job_of
 from axrt.scheduler.job import Job
 from axrt.scheduler.recompute import recomputing
+from axrt.scheduler.rules.offload import SLOTS
 from axrt.scheduler.shards import usual_group, with_shards
 from axrt.scheduler.sharing import with_sharing
 
@@ -34,8 +35,8 @@ def job_for(
         cuts=tuple(cuts),
         votes=config.votes,
         by_library=config.parallel.collectives == "library",
-        slots=config.memory.slots if config.memory.comes_to_device else 0,
-        host_rooms=config.memory.slots if config.memory.steps_on_host else 0,
+        slots=SLOTS if config.memory.comes_to_device else 0,
+        host_rooms=SLOTS if config.memory.steps_on_host else 0,
     )
     return recomputing(job, config.memory.recompute)
 

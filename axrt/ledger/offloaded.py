@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from axrt.config import Config, Memory
+from axrt.scheduler.rules.offload import SLOTS
 
 from .ledger import Entry, Purpose, Tier
 from .parameters import BucketBytes
@@ -22,7 +23,7 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
     scratch = scratch_of(config.memory)
     shared = sum(bucket.total for bucket in buckets if bucket.copies > 1)
     stepped = [bucket for bucket in buckets if bucket.weights]
-    most = min(config.memory.slots, len(stepped))
+    most = min(SLOTS, len(stepped))
     yield Entry(Purpose.TOTALS, Tier.DEVICE, shared)
     if config.memory.steps_on_host:
         room = max(map(_room_bytes, stepped), default=0)

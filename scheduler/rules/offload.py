@@ -33,6 +33,9 @@ from ..task import Kind
 from .replicas import opened, whole
 from .row import Need, OnDevice, Opening, Pool, Row, StageHere, for_steps, urgent
 
+# Buckets of a run that are on the device at a time: one comes, one steps, and one leaves.
+SLOTS = 3
+
 
 def offload(here: StageHere) -> Iterator[Row]:
     """The rows of each bucket of a stage whose offloaded state comes to the device."""

@@ -22,6 +22,7 @@ from axrt.config import Memory
 from axrt.observe.observer import Observer
 from axrt.offload.arena import Stretch
 from axrt.offload.tier import DiskTier, Tier
+from axrt.scheduler.rules.offload import SLOTS
 from axrt.scheduler.task import Task
 from axrt.store.bucket import Bucket
 from axrt.store.scratch import scratch_tier
@@ -488,7 +489,6 @@ def _bytes_of(tensor: Tensor) -> int:
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.3])
-@pytest.mark.parametrize("slots", first([3, 5]))
 @pytest.mark.parametrize(
     ("precision", "offload", "bytes_each", "bytes_in_slot"),
     [
@@ -504,12 +504,11 @@ def test_the_device_has_the_bytes_of_the_formulas(
     offload: str,
     bytes_each: int,
     bytes_in_slot: int,
-    slots: int,
     clip: float,
 ) -> None:
     parameters, bucket = 8 * 64 * 64, 64 * 64
     watch = Bytes()
-    memory = {"offload": offload, "slots": slots, "bucket_mb": bucket * 4 / 2**20}
+    memory = {"offload": offload, "bucket_mb": bucket * 4 / 2**20}
     config = configured(2, memory=memory, precision=precision, optimizer={"clip": clip})
     with axrt.initialize(
         wide(), adamw, config=config, transport=LocalWorld(1).alone(), observers=[watch]
@@ -518,7 +517,7 @@ def test_the_device_has_the_bytes_of_the_formulas(
         watch.engine = engine
         engine.train_batch(iter(wide_batches(1)))
         watch.engine = None
-    assert watch.most == bytes_each * parameters + bytes_in_slot * bucket * slots
+    assert watch.most == bytes_each * parameters + bytes_in_slot * bucket * SLOTS
     gc.collect()
 
 
@@ -531,7 +530,6 @@ def test_the_device_has_the_bytes_of_the_formulas(
         ({"scratch": "disk:/no/such/place"}, "/no/such/place"),
         ({"scratch": "disk:"}, "memory.scratch"),
         ({"scratch": "tape"}, "memory.scratch"),
-        ({"slots": 2}, "memory.slots"),
         ({"scratch_gb": 1e-6}, "memory.scratch_gb"),
     ],
 )

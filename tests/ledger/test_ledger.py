@@ -696,7 +696,7 @@ def linears(layers: int = 8, width: int = 64) -> axrt.PipelineModule:
 def test_offloaded_state_leaves_slots_on_the_device(
     precision: dict[str, str], of_all: int, of_slot: int, of_scratch: int
 ) -> None:
-    memory = {"offload": "stream", "slots": 3, "bucket_mb": 0.0}
+    memory = {"offload": "stream", "bucket_mb": 0.0}
     config = Config.read(configured(1, precision=precision, memory=memory))
     bucket, whole = 64 * 64, 8 * 64 * 64
     ledger = Predictor(linears(), adamw, None).predict(config, 1).of_rank(0)
