@@ -7,7 +7,7 @@ import pytest
 
 from axrt import Config, ConfigError
 from axrt.config import Model, Schedule
-from axrt.former_keys import with_present_names
+from axrt.config.former import with_present_names
 from axrt.mesh import Mesh
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,8 +22,8 @@ from typing import Any, Self
 import torch
 
 from axrt.config import Config
+from axrt.config.former import with_present_names
 from axrt.errors import ConfigError, DamagedError
-from axrt.former_keys import with_present_names
 from axrt.loss_scale import MOST
 from axrt.scheduler.regular_file import json_of, read_bytes
 

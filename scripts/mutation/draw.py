@@ -16,7 +16,7 @@ AT_LEAST = 10  # of each folder
 RUNTIME = "axrt"  # the files that stand flat in axrt/, without those that follow
 # They read a configuration, plan, or start: their faults are those of another measurement.
 NOT_RUNTIME = (
-    *("__*__", "autoschedule", "config", "default_*", "exit_codes", "flops"),
+    *("__*__", "autoschedule", "default_*", "exit_codes", "flops"),
     *("generation", "known_costs", "launch", "model_job", "mpi_library", "one_call", "plan_*"),
     *("pipelined_generation", "precompile", "preflight"),
     *("schedule", "step_*"),

@@ -1,0 +1,42 @@
+"""`[parallel]`: the layout of ranks."""
+
+from dataclasses import dataclass
+
+from .section import Section, key
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel(Section):
+    """The layout of ranks: pipelines and replicas (data parallelism)."""
+
+    pipe: int = key(0, "ranks a pipeline; 0 = all ranks", least=0)
+    data: int = key(1, "replicas of the pipeline, each with its part of the data", least=1)
+    collectives: str = key(
+        "parts",
+        "what adds gradients of replicas up: 'parts' = messages, in one order of summation; "
+        "'library' = NCCL or gloo",
+        choices=("parts", "library"),
+    )
+    group: int = key(
+        0,
+        "replicas that add gradients up among themselves, such as those of a node, before groups "
+        "do; 1 = all at once; 0 = all at once up to 8 replicas, and above that groups for nodes of "
+        "8 ranks. The sum has another order. With memory.zero groups are memory.shard",
+        least=0,
+    )
+    activations: str = key(
+        "mpi",
+        "what carries large activations and their gradients between stages: 'mpi'; 'library' = "
+        "NCCL or gloo",
+        choices=("mpi", "library"),
+    )
+    rank_order: str = key(
+        "pipe",
+        "what consecutive ranks are: 'pipe' = one pipeline, 'data' = the replicas of a stage",
+        choices=("pipe", "data"),
+    )
+    partition: str | tuple[int, ...] = key(
+        "",
+        "'uniform', 'parameters', 'operations', 'type:REGEX' or boundaries [0, 4, 8]; '' = the "
+        "model's own",
+    )

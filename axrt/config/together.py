@@ -1,0 +1,160 @@
+"""What of several sections does not go together, one text each."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .data import Data
+from .memory import Memory
+from .parallel import Parallel
+from .run import Run
+
+if TYPE_CHECKING:
+    from .config import Config
+
+
+def _of_data(data: Data) -> Iterator[str]:
+    if not data.sources:
+        yield "data.source = []; expected at least one source"
+    of_tokens = [name.endswith(".bin") for name in (*data.sources, *data.validations)]
+    if len(set(of_tokens)) > 1:
+        yield (
+            f"data.source = {_listed(data.source)} and data.validation = "
+            f"{_listed(data.validation)}: one is a token file and another is text; expected the "
+            "same"
+        )
+    if data.weights and (len(data.weights) != len(data.sources) or not all(data.weights)):
+        yield (
+            f"data.weights = {list(data.weights)} for {len(data.sources)} sources; expected a "
+            "number above 0 for each"
+        )
+
+
+def _listed(value: str | tuple[str, ...]) -> str:
+    return repr(value if isinstance(value, str) else list(value))
+
+
+def _of_groups(memory: Memory, parallel: Parallel) -> Iterator[str]:
+    for key, replicas, least in (
+        ("memory.shard", memory.shard, 2),
+        ("parallel.group", parallel.group, 1),
+    ):
+        if replicas and parallel.data % replicas:
+            fits = [n for n in range(least, parallel.data + 1) if not parallel.data % n]
+            yield (
+                f"{key} = {replicas} of parallel.data = {parallel.data} replicas; expected 0 for "
+                f"all of them{', or one of ' * bool(fits)}{', '.join(map(str, fits))}"
+            )
+        if 1 < replicas < parallel.data and parallel.collectives == "library":
+            yield (
+                f"{key} = {replicas} with parallel.collectives = 'library', which adds all "
+                f"replicas up in its own way; expected {key} = 0"
+            )
+    if memory.shard and not memory.zero:
+        yield f"memory.shard = {memory.shard} with memory.zero = 0; expected memory.zero > 0"
+    if memory.shard == 1 < parallel.data:
+        yield "memory.shard = 1: nothing is shared out; expected memory.zero = 0"
+    if memory.zero and parallel.group not in (0, 1, memory.shard):
+        yield (
+            f"parallel.group = {parallel.group} with memory.zero = {memory.zero}: what shares out "
+            f"adds up; expected parallel.group = 0, or memory.shard = {parallel.group}"
+        )
+
+
+def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
+    if memory.zero > 1 and memory.reductions > 1 and collectives == "library":
+        yield (
+            f"memory.reductions = {memory.reductions} with parallel.collectives = 'library': it "
+            "adds up once a step; expected memory.reductions = 1, or parallel.collectives = 'parts'"
+        )
+    if memory.zero > 2 and run.compile:
+        yield (
+            f"memory.zero = {memory.zero} with run.compile = {run.compile!r}: compiled layers need "
+            "weights that are always there; expected memory.zero = 2, or run.compile = ''"
+        )
+    if memory.offload_parameters and run.compile:
+        yield (
+            f"memory.offload_parameters with run.compile = {run.compile!r}: compiled layers need "
+            "weights that are always there; expected run.compile = ''"
+        )
+    if memory.offload_activations and run.compile:
+        yield (
+            f"memory.offload_activations = {memory.offload_activations} with run.compile = "
+            f"{run.compile!r}: what compiled layers save stays on the device; expected "
+            "memory.offload_activations = 0, or run.compile = ''"
+        )
+    if memory.reductions > 1 and memory.zero < 2:
+        yield (
+            f"memory.reductions = {memory.reductions} with memory.zero = {memory.zero}: gradients "
+            "are kept for the whole step; expected memory.zero = 2 or 3"
+        )
+
+
+def _of_sharing(config: "Config") -> Iterator[str]:
+    if not (config.schedule.share and config.run.deterministic):
+        return
+    of, parallel = "run.deterministic with schedule.share", config.parallel
+    if config.memory.zero:
+        yield (
+            f"{of} and memory.zero = {config.memory.zero}: gradients are kept apart whole; "
+            "expected memory.zero = 0, or run.deterministic = false"
+        )
+    if parallel.collectives == "library":
+        yield (
+            f"{of} and parallel.collectives = 'library', which adds up in its own way; expected "
+            "parallel.collectives = 'parts', or run.deterministic = false"
+        )
+    if parallel.group > 1:
+        yield (
+            f"{of} and parallel.group = {parallel.group}: one tree adds all replicas up; expected "
+            "parallel.group = 0, or run.deterministic = false"
+        )
+
+
+def of_sections(config: "Config") -> Iterator[str]:
+    """The mistakes of values that do not go together, over all sections."""
+    model, schedule, data = config.model, config.schedule, config.parallel.data
+    batch = config.global_batch
+    if schedule.global_batch not in (0, batch):
+        yield (
+            f"schedule.global_batch = {schedule.global_batch}, but parallel.data x "
+            "schedule.microbatches x schedule.microbatch_size = "
+            f"{data} x {schedule.microbatches} x {schedule.microbatch_size} = {batch}; set "
+            f"schedule.global_batch = {batch} or 0"
+        )
+    yield from _of_data(config.data)
+    yield from _of_groups(config.memory, config.parallel)
+    yield from _of_sharing(config)
+    yield from _of_shards(config.memory, config.run, config.parallel.collectives)
+    if len(config.optimizer.betas) != 2:
+        yield (
+            f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as "
+            "[0.9, 0.95]"
+        )
+    if (
+        config.optimizer.schedule != "constant"
+        and config.optimizer.warmup_steps >= config.run.steps
+    ):
+        yield (
+            f"optimizer.warmup_steps = {config.optimizer.warmup_steps} of run.steps = "
+            f"{config.run.steps}; expected fewer, so that the "
+            f"{config.optimizer.schedule} schedule has steps to fall"
+        )
+    if config.run.trace_steps >= config.run.steps:
+        yield (
+            f"run.trace_steps = {config.run.trace_steps} of run.steps = {config.run.steps}: the "
+            "first step is not traced; expected at most "
+            f"{config.run.steps - 1}"
+        )
+    if model.factory:
+        return
+    yield from model.misfits()
+    if config.data.document_end >= model.vocab:
+        yield (
+            f"data.document_end = {config.data.document_end}; expected a token that the model "
+            f"knows, less than model.vocab = {model.vocab}, or -1"
+        )
+    if not config.data.is_of_tokens and config.data.tokenizer not in ("auto", "bytes"):
+        yield (
+            f"data.tokenizer = {config.data.tokenizer!r} with text as data.source: text is read as "
+            "bytes; expected a token file, which axrt prepare --tokenizer makes of it"
+        )
