@@ -5,13 +5,14 @@ between two ranks. The spread of durations is taken from the same measurements, 
 policies that look alike on a steady machine.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from axrt.config import Config
+from axrt.config.former import with_present_keys
 from axrt.errors import ConfigError
 from axrt.exchange import Exchange
 from axrt.model.compiler import Compiler
@@ -77,6 +78,7 @@ def check_costs(config: Config) -> None:
         table = CostTable.read(file)
     except ValueError:
         return
+    table = replace(table, settings=with_present_keys(table.settings))
     if text := table.differs_from(settings_of(config)):
         raise ConfigError(f"schedule.costs: {config.schedule.costs}: {text}")
 

@@ -110,7 +110,8 @@ def _check_factory(checkpoint: Path, config: Config, named: str) -> None:
     if not factory or factory == named:
         return
     own = kept_in_run(checkpoint, "config.toml")
-    if own and own.stat().st_uid == os.geteuid() and Config.read(own).model.factory == factory:
+    is_mine = own is not None and own.stat().st_uid == os.geteuid()
+    if own and is_mine and Config.of_run(own.parent).model.factory == factory:
         return
     raise ConfigError(
         f"{checkpoint} says model.factory = {factory!r}, whose code would be imported from "

@@ -27,6 +27,7 @@ class BatchReader:
         job: schedule that says where inputs and targets go, and which replicas must hear that the
             data has ended: all in a training, this one in an evaluation.
         replica: index of the replica that the microbatches are for.
+        generator: random state, which is the user's while the iterator runs.
         first: function that is told the digest of the first microbatch; None: nobody is told.
         draws: function that is called before each draw, which is the user's code.
     """

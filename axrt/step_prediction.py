@@ -75,14 +75,9 @@ class _Stage(NamedTuple):
     came_in: int  # bytes that those that run again begin with
 
     @property
-    def saved(self) -> int:
-        """Bytes that a microbatch keeps for backwards of layers that do not run again."""
-        return sum(layer.stash_bytes for layer in self.rest)
-
-    @property
     def kept(self) -> int:
         """Bytes that a microbatch keeps from its forward on."""
-        return self.came_in + self.saved
+        return self.came_in + sum(layer.stash_bytes for layer in self.rest)
 
     @property
     def made_again(self) -> int:

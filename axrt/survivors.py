@@ -27,11 +27,6 @@ _FLAG = "--with-ft ulfm"
 HOW = f"Open MPI's mpirun {_FLAG}"
 
 
-# A lost rank is survived by beginning anew in the same processes, under a communicator of those who
-# are left. To go on with the step under way was thought of: microbatches of the torn replica would
-# go to others. But steps have no barrier, so some buckets of some ranks have stepped when another
-# dies. Only a state of one step is the same everywhere, and that a checkpoint has, or a copy in
-# memory.
 class RankLostError(PeerLostError):
     """A rank is lost, and the others may go on: `SurvivingWorld.survivors` has the job without it.
 
@@ -50,6 +45,11 @@ class _Process(NamedTuple):
         return f"rank {self.rank} (process {self.pid} on {self.host})"
 
 
+# A lost rank is survived by beginning anew in the same processes, under a communicator of those who
+# are left. To go on with the step under way was thought of: microbatches of the torn replica would
+# go to others. But steps have no barrier, so some buckets of some ranks have stepped when another
+# dies. Only a state of one step is the same everywhere, and that a checkpoint has, or a copy in
+# memory.
 class SurvivingWorld(MpiWorld):
     """A job that may go on without ranks that are lost, seen from a rank that is left.
 

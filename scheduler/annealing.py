@@ -25,12 +25,13 @@ def annealed(
     steps: int = 1,
     least: float = 0.0,
 ) -> tuple[list[Row], float]:
-    """Search for a shorter order near one.
+    """Search for a shorter order near one. The same moves and seed give the same order.
 
     Args:
         rows: an order that is not stuck, and keeps no more than it may.
         limit: the most that a rank may keep, in the unit of the graph.
         steps: number of steps, one after the other, that are to be short.
+        least: duration that no order can beat, at which the search ends.
     Returns:
         The shortest order that was found, and its duration.
     """

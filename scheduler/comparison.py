@@ -68,6 +68,11 @@ class Run:
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
             slots, rooms = of.pop("slots", 0), of.pop("host_rooms", 0)
+            if slots and rooms:
+                raise ValueError(
+                    f"{file} is of a former version, whose steps were on the device and on the "
+                    "host; expected the timeline of a run of this version"
+                )
             shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
             if of["ranks"] * replicas != line.ranks:
                 raise ValueError(
@@ -109,6 +114,7 @@ class Run:
         Each has as many steps as the run, after one that warms up and is left out.
 
         Args:
+            job: schedule on as many ranks and microbatches as the run's.
             buckets: number of buckets of each of its stages.
         """
         job = replace(

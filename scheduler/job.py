@@ -232,7 +232,7 @@ class Job:
 
     # A bucket has one side, in every step and on all copies. Deep Optimizer States lets whichever
     # side is free take the next bucket. Then replicas would step one weight by different kernels,
-    # and a run would not repeat itself. The share is chosen from measured costs instead.
+    # and a run would not repeat itself.
     @property
     def steps_on_host(self) -> bool:
         """Optimizer steps are on the host, those of all copies of a bucket alike: kernels of the

@@ -116,7 +116,8 @@ class Plan:
         return self._order[place % self.length].kind
 
     def first_due(self, place: int, started: Callable[[AnyKind, int], int]) -> int:
-        """The first place, from one on, whose task is due and has not started.
+        """The first place, from one on, whose task is due and has not started; all that is due
+        before has.
 
         Args:
             started: function that gives the number of tasks of a kind that have started on a stage.

@@ -43,7 +43,7 @@ def job_along_plan(
     effort: Effort = Effort(),  # noqa: B008
     trial: Trial = _THOROUGH,
 ) -> Job:
-    """The schedule of `adaptive` on known costs.
+    """The schedule of `adaptive` on known costs. The same seed gives the same one.
 
     Args:
         limit: the most that a rank may keep, in the unit of `World.kept`.

@@ -87,7 +87,7 @@ def planned(
     seed: int = 0,
     effort: Effort = _USUAL,
 ) -> Planned:
-    """Plan a step.
+    """Plan a step. The same seed gives the same plan.
 
     Args:
         limit: the most that a rank may keep, in the unit of `World.kept`; where that is None, in

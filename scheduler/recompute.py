@@ -43,7 +43,7 @@ def recomputed_shares(
 
 # Recomputation is a setting, not part of merak. It skips ranks that hold one microbatch.
 def recomputing(job: Job, recompute: str | int) -> Job:
-    """The job with the recomputed layers that `memory.recompute` asks for.
+    """The job with the recomputed layers that `memory.recompute` asks for; its cuts are known.
 
     Args:
         recompute: a number of layers, or a word that `most_recomputed` takes.
@@ -57,9 +57,9 @@ def recomputing(job: Job, recompute: str | int) -> Job:
     return replace(job, recomputed=recomputed_layers(recompute, shares, layers))
 
 
-# Layers that run again are the first ones of a stage, also where costs choose how many. Any set of
-# layers could be told apart by bytes a second of forward. Layers of a transformer are alike, and a
-# prefix needs one input, one walk and one number.
+# Layers that run again are the first ones of a stage. Any set of layers could be told apart by
+# bytes a second of forward. Layers of a transformer are alike, and a prefix needs one input, one
+# walk and one number.
 def recomputed_layers(
     recompute: str | int, shares: dict[int, float], layers: dict[int, int]
 ) -> dict[int, int]:
@@ -83,8 +83,8 @@ def most_recomputed(recompute: str | int) -> float:
     """The share of layers that the rank with most microbatches recomputes, 0 to 1.
 
     Args:
-        recompute: "none", "full", "stage-aware" (a half), "stage-aware:SHARE", a number of layers,
-            which counts as all unless it is 0, or "auto", which is none until it is chosen.
+        recompute: "none", "full", "stage-aware" (a half), "stage-aware:SHARE", or a number of
+            layers, which counts as all unless it is 0.
     Raises:
         ValueError: none of these.
     """

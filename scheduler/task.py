@@ -117,6 +117,9 @@ class Kind(AnyKind):
     RELOAD = "reload", "stash brought back", Counts.MICROBATCHES, Part.NONE, Place.BESIDE
 
 
+FORMER_KINDS = ("refetch", "commit", "restore")
+
+
 class Task(NamedTuple):
     """One piece of work on one stage.
 
@@ -148,6 +151,11 @@ class Task(NamedTuple):
         """
         match = _NOTATION.fullmatch(text)
         kinds = {kind.value: kind for kind in Kind}
+        if match and match[1] in FORMER_KINDS:
+            raise ValueError(
+                f"{text!r} is of a former version, which tried steps before the norm of all "
+                "gradients was known; expected the timeline of a run of this version"
+            )
         if match is None or match[1] not in kinds:
             raise ValueError(
                 f"{text!r} is not a task; expected one of {sorted(kinds)} with STAGE.MICROBATCH, "

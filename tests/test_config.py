@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from axrt import Config, ConfigError
+from axrt.checkpoint.folder import folder_at
 from axrt.config import Model, Schedule
-from axrt.config.former import with_present_names
+from axrt.config.former import with_present_keys, with_present_names
+from axrt.config.reading import parse_file
 from axrt.mesh import Mesh
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -262,6 +264,31 @@ def test_a_scaling_that_a_former_version_has_written_is_one_key_now() -> None:
     assert with_present_names({"model": none}) == {"model": {"rope_scaling": ""}}
     with pytest.raises(ConfigError, match="model.rope_factor is gone: model.rope_scaling says it"):
         Config.read({"model": {"rope_factor": 2.0}})
+
+
+def test_the_directory_of_a_run_of_a_former_version_is_read(tmp_path: Path) -> None:
+    former = """
+        [model]
+        rope_scaling = "linear"
+        rope_factor = 2.0
+        [schedule]
+        replan = 3
+        [memory]
+        offload = "auto"
+        [checkpoint]
+        dir = "saved"
+    """
+    (tmp_path / "config.toml").write_text(former)
+    config = Config.of_run(tmp_path)
+    assert (config.memory.offload, config.model.rope_scaling) == ("cpu", "linear:2")
+    assert folder_at(tmp_path) == tmp_path / "saved"
+    with pytest.raises(ConfigError, match="is gone"):  # a user who trains from that file is told
+        Config.read(parse_file(tmp_path / "config.toml"))
+
+
+def test_settings_by_section_and_key_are_brought_to_todays_names() -> None:
+    former = {"schedule.in_flight": 2, "schedule.replan": 3, "memory.recompute": "auto"}
+    assert with_present_keys(former) == {"schedule.max_held": 2, "memory.recompute": "none"}
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def folder_at(path: Path) -> Path:
     """The folder of checkpoints that a path means: the path itself, or that of the run whose
     directory it is."""
     if (path / "config.toml").exists():
-        return path / Config.read(path / "config.toml").checkpoint.dir
+        return path / Config.of_run(path).checkpoint.dir
     return path
 
 

@@ -31,6 +31,7 @@ def join(directory: Path, parts: Sequence[Path], model: LocalModel) -> Manifest:
     """Put parts together.
 
     Args:
+        directory: what they come to, which is removed and made anew.
         parts: directories of the parts, of one step of one job.
     Returns:
         The manifest of the directory.

@@ -98,8 +98,6 @@ class _Layout(NamedTuple):
 # Writing.
 
 
-# A second reading of a checkpoint is compared by XXH3, which the check keeps beside the CRC-32 of
-# the file. It takes a twentieth of the time.
 def write_file(
     path: Path, like: Tensors, metadata: Mapping[str, str], values: Iterable[tuple[str, Tensor]]
 ) -> FileRecord:

@@ -129,8 +129,8 @@ def _run_like(config: "Config", like: Path) -> "Run":
             f"{like}: its microbatches are of {run.microbatch_size} samples, and "
             f"schedule.microbatch_size is {samples}; expected a run of these settings"
         )
-    its = like / "config.toml"
-    if its.is_file() and Config.read(its).model != config.model:
+    has_settings = (like / "config.toml").is_file()
+    if has_settings and Config.of_run(like).model != config.model:
         raise ValueError(f"{like} is of another model; expected one of [model] in this file")
     return run
 

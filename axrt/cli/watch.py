@@ -39,7 +39,7 @@ def watch(run: Path, once: bool) -> None:
         click.echo(f"axrt: {run} has no config.toml; expected the directory of a run", err=True)
         sys.exit(Exit.BAD_INPUT)
     with errors_as_lines():
-        steps = Config.read(run / "config.toml").run.steps
+        steps = Config.of_run(run).run.steps
     kind = "plain" if once else "auto"
     seen, left = Shown(0, 0.0), TimeLeft(steps)
     try:

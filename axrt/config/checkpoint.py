@@ -50,14 +50,14 @@ class Checkpoint(Section):
         """The run goes on from its own newest checkpoint, where there is one."""
         return self.resume.partition(":")[0] == AUTO
 
-    # A run says what it begins from, until it has saved: `checkpoint.resume = "auto:PATH"`. Starts
-    # set plain `"auto"`, and a run that had lost a rank before its first checkpoint began anew with
-    # random weights.
     @property
     def begins_from(self) -> str:
         """The run or checkpoint to begin from where this run has none; "" is none."""
         return self.resume.partition(":")[2] if self.goes_on else self.resume
 
+    # A run says what it begins from, until it has saved: `checkpoint.resume = "auto:PATH"`. Starts
+    # set plain `"auto"`, and a run that had lost a rank before its first checkpoint began anew with
+    # random weights.
     @property
     def going_on(self) -> str:
         """The same key for a start that goes on with this run: "auto", or "auto:PATH"."""

@@ -14,6 +14,7 @@ from axrt.errors import ConfigError
 
 from .checkpoint import Checkpoint
 from .data import Data
+from .former import with_present_names
 from .memory import Memory
 from .model import Model
 from .optimizer import Optimizer
@@ -24,6 +25,8 @@ from .run import Run
 from .schedule import Schedule
 from .section import Mistakes, refuse, told
 from .together import of_sections
+
+RUN_FILE = "config.toml"  # in the directory of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,15 @@ class Config:
         if mistakes:
             raise ConfigError(told(mistakes))
         return config
+
+    @classmethod
+    def of_run(cls, directory: Path) -> Self:
+        """The settings that a run has written to its directory, also by a former version.
+
+        Raises:
+            ConfigError: its config.toml cannot be read.
+        """
+        return cls.read(with_present_names(parse_file(directory / RUN_FILE)))
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Every section with every key, as TOML can write it."""

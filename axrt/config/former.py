@@ -91,6 +91,19 @@ def with_present_names(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_present_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of settings by "section.key", as tables of costs have them."""
+    tree: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        section, _, key = name.partition(".")
+        tree.setdefault(section, {})[key] = value
+    return {
+        f"{section}.{key}": value
+        for section, keys in with_present_names(tree).items()
+        for key, value in keys.items()
+    }
+
+
 def _of_today(section: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     if section == "model":
         keys = _with_one_scaling(keys)
@@ -111,4 +124,8 @@ def _with_one_scaling(keys: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in ("linear", "llama3"):
         return dict(keys)
     parts = {part: keys[f"rope_{part}"] for part in _OF_SCALING if f"rope_{part}" in keys}
-    return {**keys, "rope_scaling": str(RopeScaling(kind, **{"factor": 1.0, **parts}))}
+    try:
+        scaling = str(RopeScaling(kind, **{"factor": 1.0, **parts}))
+    except (OverflowError, TypeError, ValueError):  # of a damaged file: refused as it stands
+        return dict(keys)
+    return {**keys, "rope_scaling": scaling}

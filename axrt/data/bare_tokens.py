@@ -35,8 +35,6 @@ _NARROW, _WIDE = 16, 255  # upper halves are at most this; of lower halves some 
 _NEGATIVE = 0xFFFF  # the upper half of a masked token
 
 
-# The type of bare tokens is told by halves of numbers. The size of a file tells little, and the
-# vocabulary nothing where it is small: then what looks wider is refused with the key.
 class Form(NamedTuple):
     """How tokens stand in a file."""
 
@@ -120,6 +118,8 @@ def _row(path: Path, size: int, dtype: np.dtype[Any]) -> Form:
     return Form(dtype, 0, number)
 
 
+# The type of bare tokens is told by halves of numbers. The size of a file tells little, and the
+# vocabulary nothing where it is small: then what looks wider is refused with the key.
 def _seems(begins: bytes) -> np.dtype[Any]:
     """The type that the first tokens of a row seem to have; uint16 where nothing speaks against
     it."""

@@ -51,6 +51,9 @@ class Row:
         self._read(self._mapped, self._mapped.offset + start * part.itemsize, part)
         return part
 
+    # Tokens are read, and not looked at where their file is mapped. A file that is cut off would
+    # end the process with SIGBUS, which no handler of Python can tell. A `pread` a sample costs
+    # less than the copy that follows.
     def _read(self, mapped: Mapped, place: int, into: Tokens) -> None:
         left = memoryview(into.view(np.uint8).data)
         try:

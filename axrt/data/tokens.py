@@ -55,9 +55,6 @@ class Mapped(NamedTuple):
         return f" at byte {begin} of {path} (token {(begin - before) // size} from 0)"
 
 
-# Tokens are read, and not looked at where their file is mapped. A file that is cut off would end
-# the process with SIGBUS, which no handler of Python can tell. A `pread` a sample costs less than
-# the copy that follows.
 def is_token_file(path: Path) -> bool:
     """The name says that the file holds tokens: it ends in .bin."""
     return path.suffix == ".bin"

@@ -193,6 +193,7 @@ def computed(model: Model) -> dict[str, Any]:
         "kv_heads": model.kv_heads or model.heads,
         "head_width": model.features_of_a_head,
         "feed_width": model.features_within,
+        "rope_scaling": RopeScaling.parse(model.rope_scaling),
         "norm_eps": model.norm_eps or (_FLOAT32_EPS if model.norm == "rms" else 1e-5),
     }
     unread = {"factory"} | ({"rope_theta"} if model.positions == "learned" else set())

@@ -3,6 +3,7 @@ functions."""
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -343,14 +344,15 @@ def num_multiplied(layer: Layer) -> int:
 
 
 def counted(layers: Sequence[Layer], count: Callable[[Layer], float]) -> list[float]:
-    """What a function counts in each layer. Layers of one specification are counted once, since
-    each has to be built for that."""
+    """What a function counts in each layer. Layers of one class with the same arguments, the very
+    objects, are counted once, since each has to be built for that."""
     known: dict[tuple[object, ...], float] = {}
     found = []
     for layer in layers:
         key: tuple[object, ...] = (id(layer),)
-        if isinstance(layer, LayerSpec) and not isinstance(layer, TiedLayerSpec):
-            key = specification(layer)
+        if type(layer) is LayerSpec:  # another class may build something else of the same
+            given = (*layer.args, *itertools.chain(*sorted(layer.kwargs.items())))
+            key = (layer.typename, *map(id, given))
         if key not in known:
             known[key] = count(layer)
         found.append(known[key])

@@ -226,7 +226,8 @@ class Stage:
     # Reductions begin within the last backward, by segments; a hook that sends would decide.
     def cut_at(self, layers: Collection[int]) -> None:
         """Let backwards run in pieces where they are asked for piece by piece: a piece ends before
-        each of these layers.
+        each of these layers of the model. Those that run again, or are on another stage, are left
+        out.
         """
         places = sorted(place - self.first_layer for place in layers)
         self._cuts = tuple(place for place in places if self.recomputed < place < len(self._run))
@@ -669,7 +670,6 @@ def _edge(tensor: Tensor) -> GradientEdge:
 def _walk(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:
     """`torch.autograd.backward` without its preparation of arguments, which costs more than the
     walk through an empty stage."""
-    # `torch.autograd.backward` is bypassed: it prepares longer than an empty stage takes.
     _engine_run_backward(
         roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
     )

@@ -41,6 +41,8 @@ class RopeScaling(NamedTuple):
         found = cls(kind, numbers[0])
         if kind == "llama3":
             _, low, high, original = numbers
+            if original != int(original):
+                raise ValueError(_EXPECTED)
             found = cls(kind, numbers[0], low, high, int(original))
         if found.factor < 1 or not 0 <= found.low < found.high or found.original < 1:
             raise ValueError(_EXPECTED)

@@ -61,6 +61,7 @@ class BucketShard:
 
         Args:
             parts: part of each copy, in the order of copies.
+            last: they complete the gradient of the step, which is that of the bucket then.
         """
         self._gradient.add_up([part for part, _ in parts], 0)
         self._used += [used for _, used in parts]
@@ -72,6 +73,9 @@ class BucketShard:
     def scattered(self, order: Copies) -> list[tuple[Tensor, list[Tensor]]]:
         """What a library is to add up, in float32 or wider, for each type of parameters: memory for
         the sum of this shard, and the gradient of every copy's shard. `take_sum` ends that.
+
+        Args:
+            order: the copies, in the order of the library's ranks.
         """
         self._scattered = [self.part_for(copy)[0] for copy in order]
         both = zip(*self._scattered, strict=True)

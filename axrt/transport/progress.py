@@ -18,7 +18,7 @@ _SELDOM_S = 20e-3
 
 
 # A thread looks after large messages. With looks between segments alone next to nothing of a
-# reduction was hidden on a network with two directions (`docs/performance.md`).
+# reduction was hidden on a network with two directions.
 class Progress:
     """A thread that looks while it is wanted; it starts when it is wanted first.
 

@@ -1,7 +1,7 @@
 """Optimizer steps on the host, where their state lives: the bits of steps on the device.
 
-Nothing else takes this route: the way of gradients there and of weights back, buckets that step on
-both sides, shards and groups that do, and the route that is measured and chosen for all ranks.
+Nothing else takes this route: the way of gradients there and of weights back, and shards and groups
+that take it.
 """
 
 import threading

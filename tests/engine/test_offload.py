@@ -1,8 +1,8 @@
 """Optimizer state that lives in scratch: the bits of plain torch, and the device's bytes.
 
-Nothing else steps in slots, or before its vote: these cases prove the bits for each kind of
-weights and optimizer, steps that are taken back, what the device has to the byte, and that other
-bytes from a disk are found. `test_host_steps.py` has steps on the host.
+Nothing else steps in slots: these cases prove the bits for each kind of weights and optimizer, what
+the device has to the byte, and that other bytes from a disk are found. `test_host_steps.py` has
+steps on the host.
 """
 
 import gc
@@ -65,10 +65,6 @@ SMALL = 4 / 1024  # MiB: several buckets a stage
 
 def amsgrad(named: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam([p for _, p in named], lr=1e-2, amsgrad=True)
-
-
-def nadam(named: Any) -> torch.optim.Optimizer:
-    return torch.optim.NAdam([p for _, p in named], lr=1e-2)
 
 
 def stateless(named: Any) -> torch.optim.Optimizer:

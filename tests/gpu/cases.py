@@ -552,7 +552,7 @@ def case_offloaded_state_goes_through_checkpoints(comm: "MPI.Comm") -> None:
 
 
 def case_weights_come_from_scratch_and_go(comm: "MPI.Comm") -> None:
-    """Stays of a few tasks, from the host's memory and from a disk, where steps are also tried;
+    """Stays of a few tasks, from the host's memory and from a disk;
     evaluations bring weights on demand."""
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
     small = {"bucket_mb": 4 / 1024}
