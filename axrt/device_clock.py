@@ -5,6 +5,13 @@ launching other tasks. The device has timed events: they say how much time lies 
 two tasks, and nobody waits for them.
 """
 
+# When a task has ended is for the device to say. The host sees an end when it looks, mostly late,
+# since it is launching the next task: forwards seemed to take what backwards took. So the streams
+# of tasks and copies have timed events, which torch has for CUDA, ROCm and XPU. The clock
+# counts on from one end to the next, and is set by the host's clock. `Compute` gives observers both
+# times of a task. Where there is no such event, on a CPU, a thread or in a library's sums, a task
+# ends when the host looks.
+
 import time
 from collections.abc import Callable
 from typing import Protocol

@@ -5,6 +5,10 @@ Nothing is sent while all goes well: only a rank that has waited for a while ask
 says what the signs mean.
 """
 
+# Signs have their own thread and communicator, since a thread that computes cannot answer. A
+# sign says how long no rank that matters has worked: CPU time, children included, or bytes on disk.
+# A rank that waits passes on the worst sign it has, so a circle of waits is found.
+
 import struct
 import threading
 import time

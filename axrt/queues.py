@@ -5,6 +5,12 @@ waits. Another queue may be told to go on only after a moment. Starting and havi
 things: on a device `put` only launches, and a thread (`thread_queue.py`) runs later.
 """
 
+# Starting and having run are not the same. What a task makes for this rank is kept where the task
+# runs, for the tasks behind it. The user's reader waits while a task runs on a thread, since both
+# draw from torch's generator. A reduce counts as under way until its sums are with the transport.
+# `scripts/test_queues` runs the engine's tests on a thread, which finds what a GPU would. No rank
+# trains so: the thread is for waits that cannot be polled.
+
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

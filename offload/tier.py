@@ -4,6 +4,15 @@ A tier gives stretches of its memory and moves bytes between them and memory of 
 has a budget, what does not fit is refused when it is cut.
 """
 
+# A tier is where bytes lie: a device, the host, a disk. A bucket cuts stretches of a tier when it
+# is built (`Cut` keeps the budget), and nothing is allocated after the second step. A disk's tier
+# is one file a rank, which never has a name, so nothing is left of a process that was killed. It
+# grows with each bucket that is built, so a full disk is told before anything is trained. Bytes go
+# past the page cache where the file system allows that. What comes back is checked by an XXH3, and
+# the file's size and blocks are looked at before each read: a file that somebody has shortened
+# would give zeros. Every fault of a disk ends in a `ScratchError`; what is slower than it could be
+# is a note.
+
 import math
 import time
 from collections.abc import Sequence

@@ -14,6 +14,12 @@ stages are needed sooner, so forwards leave one lasting room to each deeper stag
 A stash comes back to the returning room of its stage, or to a lasting room if its backward is near.
 """
 
+# `model/saved.py` takes memory from the graph, and `store/stash.py` copies it. The brain
+# counts what is *held* and what is *held on the device*: policies cap the first, rooms the second.
+# A forward takes a room that lasts to its backward, or one that is free as soon as its stash has
+# gone down. Numbers without a copy are skipped in the lanes of offloads and reloads (`Lane.skip`).
+# Each stage has a room of its own for what has come back, so a reload waits for no other stage.
+
 from collections.abc import Collection
 from enum import Enum
 

@@ -12,6 +12,13 @@ A file is read twice, by several threads. `check_file` looks at all of it and no
 each slice. Later each tensor is read again where it is needed, and must have the same bytes.
 """
 
+# Where a save is waited for, no second copy of the state is made. Files are written and taken while
+# one bucket at a time is present (`Bucket.present`), and here there is one tensor at a
+# time. A header needs names, types and shapes only, so tensors are written bucket by bucket. The
+# CRC-32 of the file follows from those of the tensors. A load reads each file twice. First it
+# checks, and notes a CRC-32 for each tensor; then it takes. A tensor that has changed in between
+# ends the job, because part has been taken by then.
+
 import json
 import os
 import zlib

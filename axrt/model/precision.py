@@ -8,6 +8,9 @@ modules of the user's get them back. Modules of classes that are to be kept are 
 what they are given, and narrow what they return.
 """
 
+# A stage rounds what enters a layer and widens what enters the loss; hooks on kept modules do both
+# within a layer. Frozen parameters and buffers keep a float32 original on the host.
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

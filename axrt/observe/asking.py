@@ -1,5 +1,9 @@
 """Asks all ranks of a run what they do, and shows what they have answered."""
 
+# `axrt inspect` asks by a file, because a signal may end a rank in the wrong moment, and a port is
+# one more thing that a cluster forbids. The loop answers where it waits, since only it may read the
+# brain; a thread answers for a long task.
+
 import json
 import shutil
 import time

@@ -1,6 +1,11 @@
 """A witness of a rank's end: a small process that notices when the rank dies without a word, and
 when. Launchers end all ranks soon after one has died, so the first death is the cause."""
 
+# `axrt launch` keeps a record of each start, and `decision.py` decides from these alone. Which host
+# has lost a rank says the launcher. Where it does not, the first death counts, since launchers end
+# all ranks soon after one. A rank cannot tell of its own death, and the others are ended as well.
+# So a copy of it, made before MPI starts, is told by the kernel and notes the time.
+
 import contextlib
 import ctypes
 import os

@@ -1,6 +1,26 @@
 """The shard of a bucket that this rank steps (ZeRO): its gradient comes in parts, and its new
 weights go to the other copies, as theirs come here."""
 
+# Shards (ZeRO stage 1; `shards.py`). A `Cut` says which elements of flat memory a copy owns, and so
+# which *pieces* of parameters it steps: whole ones, or stretches of one dimension. The factory sees
+# whole parameters, hollow where only a piece of a master is here; then its groups get the pieces.
+# Elements that are stepped by themselves have the same bits in any piece (tried with eleven
+# optimizers of torch, any cut, AVX-512), so such parameters are cut anywhere. For all other
+# optimizers, and for clipping, whose norm of a parameter has one order of summation, shards begin
+# with parameters.
+#
+# Who may still read memory, and when it is written to:
+#
+# - Another copy's shard leaves as a part for that copy. It is written to in the next step, which
+#   needs that copy's weights.
+# - The own shard is read by nobody. Tied weights, of which others step the same one, have their own
+#   total.
+# - The own shard in a group leaves as a total for the owners of the shard in other groups. The
+#   bucket goes on in other memory if they still read it when it steps, also in the next step.
+# - The own shard's narrow weights leave for the other copies. The next step writes to them, and
+#   needs these copies' parts.
+# - The own shard's other weights, which the user and layers may write to, are sent as a copy.
+
 from collections import deque
 from collections.abc import Iterator, Sequence
 

@@ -6,6 +6,27 @@ and the sum over microbatches is the *total* as it stands. Where layers compute 
 and gradients accumulate in their type, the total is memory of its own in the type of the masters.
 """
 
+# What happens to it in a step:
+#
+# - backwards: It begins at -0.0, so the first sum has the bits of a copy. Autograd adds in place.
+# - bucket complete: A view with an unchanged version counter was not used: it keeps no gradient.
+# - parts: Shards leave from where they are, without a copy.
+# - reduce: The own shard is added up in place, and its sum leaves from there.
+# - sums: They land where the gradient is, and the optimizer steps on it.
+#
+# Nothing is overwritten while the network reads it:
+#
+# - Another copy's shard leaves as a part for that copy. It is written to when that copy's sum has
+#   come, which needed the part.
+# - The own shard leaves as a sum for the other copies. Clipping and the step write to it and do not
+#   wait for them.
+# - A stage's own weights, which the next stage may read as an activation, are sent as a copy.
+#
+# So before a whole gradient is written to, `Transport.still_reads` is asked, and waits for as long
+# as a copy would take on a CPU. If the memory is still read then, or its reduce has not ended on
+# the device, the bucket goes on in other memory. No optimizer is trusted to leave gradients alone.
+# A dropped step gives its memory up as well.
+
 from collections.abc import Iterator, Sequence
 from itertools import starmap
 

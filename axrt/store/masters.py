@@ -13,6 +13,19 @@ in scratch. Then parameters that are not narrow have masters as well, of their o
 those weights.
 """
 
+# Narrow weights are what the module's own parameters become, so hooks and
+# the user's references stay. Masters are parameters of their own in flat float32 memory of the same
+# layout: after a step one copy a bucket gives layers the new values. `Gradient` knows two lists,
+# the parameters that backwards add to and those that are stepped.
+#
+# What backwards add to, and where the total of all microbatches and copies is:
+#
+# - float32 weights: the parameter; the total is where they have added up.
+# - Narrow weights, gradients in float32: the master, by a hook on the parameter (`accumulator.py`);
+#   the total is where they have added up.
+# - Narrow weights and narrow gradients: the narrow parameter; the total has float32 memory, made
+#   when it is needed.
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

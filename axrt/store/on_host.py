@@ -7,6 +7,15 @@
 Where layers compute on the CPU, and a gradient has the type that is stepped, it stays where it is.
 """
 
+# The state stays in the host's tier, and is attached there.
+# The optimizer's parameters are masters on the host beside an accelerator, also of float32 weights;
+# else they are as they were. Others on the device have the gradient until the step begins, since
+# norms may be taken while a copy is on its way. The device's part of a gradient ends with the
+# scale: sums are taken, divided and, for the vote, measured where the device's tasks are in order.
+# So a copy only reads. The factor that clips is applied on the host, and buffers of a step that is
+# skipped are put back where the device's tasks are. Each of the four tasks waits for the end of the
+# one before, on another queue.
+
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -1,6 +1,15 @@
 """Adds gradients of buckets up by a library's collectives, each on its turn: by an all-reduce, or
 by a reduce-scatter where copies own shards."""
 
+# Nobody issues before all gradients are ready; a rank in a long task issues late. A step whose data
+# end cannot have come so far, so none is dropped within a collective. While one is under way the
+# loop asks for signs of life of the ranks in it, since the library itself waits without a limit.
+# Gradients of narrower types than float32 are added up in float32. Where copies own shards the
+# collective is a reduce-scatter, and new weights travel as messages. Groups come up from MPI's
+# ranks: rank 0 keeps a store on a port that the system chooses. Buckets of which one rank holds
+# several copies stay with parts. In tests, ranks of one process meet in `local_collectives.py`,
+# which finds out another order.
+
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor

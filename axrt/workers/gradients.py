@@ -7,6 +7,9 @@ complete, which may be before its stage's is. Where there are groups of copies, 
 do the same with a shard, between the parts and the sums.
 """
 
+# Landing. `GradientWorker` tells the transport which memory waits for which sum. A large tensor
+# lands there if device, type and layout fit; `take_sums` copies any other. A GPU has no landing.
+
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 

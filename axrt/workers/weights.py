@@ -6,6 +6,32 @@ are whole for a stay: it begins when this copy sends its shard, and others' land
 weights are in scratch, it begins when these have come.
 """
 
+# Weights land where layers read them, from the end of the bucket's last backward on. A copy of tied
+# weights takes weights from its own layer's copies. Between steps a layer is made whole by
+# messages, one at a time: for a checkpoint on the rank that writes, at the end on all
+# (`shard_exchange.py`).
+#
+# Weights that come and go (ZeRO stage 3; `stays.py`). Which stays a step has is decided before
+# anything runs, so all copies of a stage have the same ones, and an all-gather needs no asking: a
+# copy sends its shard when it has room, and has all others' when they have room. Layers and graphs
+# keep views of flat memory, whose storage is resized to nothing and back: autograd's saved weights
+# see the new values. Versions of parameters do not change with that. The shard's own weights have
+# memory of their own, which float32 masters are. It is lent to the network, as all copies have it
+# before their last backward of the step, and its step needs their parts. Where a step is dropped
+# whole weights and shards go on in other memory, since the network may still read and write these.
+# On a device memory belongs to the stream on which it was taken, and the stream that lets it go is
+# recorded on it. Whether a layer has written to weights is computed there, and the host reads it
+# when the release has ended.
+#
+# Weights in scratch (`memory.offload_parameters`). Stays are the same; a bring takes the place of
+# the share, or comes before it. A slot has room for the weights that a step makes, and they are
+# stored with the state. Weights that are not narrow are the masters, and are there once. A gradient
+# is let go by the step. So that slow copies of state do not pile gradients up, a stage's last stay
+# of a step lasts until it has stepped, and the next stage has no room before. A digest of what has
+# come tells at the end of the stay that nobody wrote there. What a stage hands on of its own
+# weights is a copy, also in evaluations. These bring stages on demand, since their number of
+# microbatches is known to readers alone.
+
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
