@@ -278,6 +278,8 @@ class Engine:
         if self._snapshot:
             self._snapshot.end()  # before anybody writes to them
         self._gives_out_weights = True
+        if not self._closed:
+            self._model.note_given_out()
         if self._model.scratch is None or self._closed:
             return list(self._model.named_parameters())
         with self._ending_the_job_on_failure():
@@ -813,7 +815,7 @@ class Engine:
             if self._model.shown:
                 self._trainer.settle()
             with self._rank.loop.computing():
-                self._model.publish_masters()
+                self._model.publish_masters(self._gives_out_weights)
 
     # Around every call.
 

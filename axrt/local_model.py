@@ -22,6 +22,7 @@ from axrt.model.stage import Stage
 from axrt.offload.tier import Tier
 from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.job import Job
+from axrt.scheduler.plural import plural
 from axrt.store.assign import buckets_as_built
 from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
 from axrt.store.flat import by_key, digest_of
@@ -111,9 +112,9 @@ class LocalModel:
         if any(bucket.has_stays for bucket in self.all_buckets) and has <= most:
             key = "memory.offload_parameters" if memory.offload_parameters else "memory.zero = 3"
             notes.append(
-                f"{key} frees little: a rank has {has} stage{'s' * (has > 1)}, and "
-                f"memory.gathered = {most} may be whole at a time. Give it more schedule.chunks, "
-                "with schedule.policy = 'breadth-first'."
+                f"{key} frees little: a rank has {plural(has, 'stage')}, and memory.gathered = "
+                f"{most} may be whole at a time. Give it more schedule.chunks, with "
+                "schedule.policy = 'breadth-first'."
             )
         gb = sum(bucket.bytes_each_way for bucket in self.all_buckets) / 1e9
         rate = memory.scratch_gb_s
@@ -227,6 +228,11 @@ class LocalModel:
         }
         return lambda tensor: places.get(place_of(tensor))
 
+    def note_given_out(self) -> None:
+        """The user has been given parameters, see `Bucket.note_given_out`."""
+        for bucket in self.all_buckets:
+            bucket.note_given_out()
+
     def keep_memory(self) -> None:
         """Take what the user has done to weights between calls, see `Bucket.keep_memory`."""
         for bucket in self.all_buckets:
@@ -256,10 +262,18 @@ class LocalModel:
                         with torch.no_grad():
                             its.copy_(mine)
 
-    def publish_masters(self) -> None:
-        """Give layers what was written to masters, in the layers' type."""
+    def publish_masters(self, given_out: bool) -> None:
+        """Give layers what was written to masters, in the layers' type.
+
+        Args:
+            given_out: the user has masters, and may have written to one through `.data`, which
+                changes no version. Then all are published.
+        """
         for bucket in self.all_buckets if not self.scratch else ():
-            bucket.publish_if_changed()
+            if given_out and not bucket.shard:
+                bucket.publish()
+            else:
+                bucket.publish_if_changed()
         beside = {id(first): others for first, *others in self._copies_here()}
         for copy, digest, master, bucket in self.shown:
             if digest_of(copy) == digest:
@@ -272,7 +286,7 @@ class LocalModel:
 
     def publish(self) -> None:
         """Give layers what was written to masters and originals, in the layers' type."""
-        self.publish_masters()
+        self.publish_masters(given_out=False)
         if self.narrow is not None:
             self.narrow.publish()
 

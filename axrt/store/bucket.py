@@ -519,7 +519,7 @@ class Bucket:
         if self._is_on_host:
             self._let_moments_go()
         else:
-            self._publish()
+            self.publish()
             self._detach()
         is_kept = self._is_kept()
         self._flatten_moments()
@@ -778,9 +778,14 @@ class Bucket:
         """Give layers the weights that the masters have, where somebody else has written to
         those."""
         if self._masters.have_changed():
-            self._publish()
+            self.publish()
 
-    def _publish(self) -> None:
+    def note_given_out(self) -> None:
+        """The user has been given this bucket's parameters, see `Masters.note_given_out`."""
+        self._masters.note_given_out()
+
+    def publish(self) -> None:
+        """Give layers the weights that the masters have."""
         self._masters.publish()
         if self._offloaded is not None:
             self._offloaded.note_weights()

@@ -29,6 +29,7 @@ those weights.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -148,6 +149,8 @@ class Masters:
         self._published, self._untouched = self._versions(), self._narrow_versions()
         self._masters = {id(master) for group in self._narrow for master in group.masters}
         self._have_moved = False
+        # fingerprints of the weights that the user has been given, by group; () where he was not
+        self._given_out: list[Tensor] = []
 
     # Masters on the host are parameters of their own. One parameter whose memory moves from the
     # device to the host and back was tried: torch refuses that for devices of other backends.
@@ -313,6 +316,10 @@ class Masters:
                 stays alone.
         """
         self._check_narrow()
+        was, self._given_out = self._given_out, []
+        now = [fingerprint(group.narrow.flat) for group in self._narrow[: len(was)]]
+        if any(bool(one.ne(other).any()) for one, other in zip(now, was, strict=True)):
+            self._refuse_written()
         for group in self._narrow if self.has_stays else ():
             of_both = zip(group.parameters, group.away, strict=True)
             given = [one for one, away in of_both if not _share_memory(one, away)]
@@ -424,8 +431,10 @@ class Masters:
                 stepped.detach().copy_(piece.of(value))
 
     def _check_narrow(self) -> None:
-        if self._narrow_versions() == self._untouched:
-            return
+        if self._narrow_versions() != self._untouched:
+            self._refuse_written()
+
+    def _refuse_written(self) -> NoReturn:
         if self.has_stays:
             raise ModelError(_WRITTEN_TO)
         instead = (
@@ -441,8 +450,15 @@ class Masters:
         )
 
     def have_changed(self) -> bool:
-        """A master was written to since `publish`, by somebody who has not published it."""
+        """A master was written to since `publish`, by somebody who has not published it; what is
+        written through `.data` is not seen."""
         return self._versions() != self._published
+
+    def note_given_out(self) -> None:
+        """The user has been given the weights of layers, whose masters are elsewhere. What he then
+        writes through `.data` changes no version, and is looked for at the next call."""
+        if self._cut and not self.has_stays:
+            self._given_out = [fingerprint(group.narrow.flat) for group in self._narrow]
 
     def give_back(self) -> None:
         """Give the modules' parameters the type that they had, with the weights of the masters, or

@@ -398,3 +398,29 @@ def test_what_is_written_to_a_tied_weight_reaches_every_layer_wherever_they_are(
         assert losses == apart[0]
         assert all(torch.equal(weights[name], value) for name, value in apart[1].items())
         assert torch.equal(weights["0.weight"], weights["3.weight"])
+
+
+WRITTEN: list[dict[str, Any]] = [
+    {"memory": memory, "precision": precision}
+    for memory in ({}, {"zero": 1}, {"zero": 2}, {"zero": 3}, {"zero": 1, "offload": "stream"})
+    for precision in ({}, NARROW)
+]
+
+
+@pytest.mark.parametrize("sections", WRITTEN, ids=str)
+def test_a_write_through_data_counts_or_is_refused_like_one_in_place(
+    sections: dict[str, Any],
+) -> None:
+    """Where layers compute with copies, what changed no version was once undone by the step."""
+
+    def outcome(way: str) -> Any:
+        try:
+            return written_between_steps(1, 2, way, **sections)[0]
+        except (axrt.ModelError, RuntimeError) as error:
+            return type(error)
+
+    through, in_place = outcome("data"), outcome("in place")
+    if isinstance(in_place, list):
+        assert through == in_place
+    else:
+        assert through in (axrt.ModelError, in_place)
