@@ -946,7 +946,8 @@ def case_a_loss_with_weights_has_the_bits(comm: "MPI.Comm") -> None:
         return [(inputs.clone(), target.clone()) for inputs, target in BATCHES(step)]
 
     reference = of_one_rank(comm, lambda: train_in_plain_torch(scored(), batches, STEPS))
-    for policy in ("1f1b", "zb-v"):
+    split = "zb-v" if comm.size <= 2 else "zb-h1"  # two stages a rank need as many layers
+    for policy in ("1f1b", split):
         for recompute in ("none", "full"):
             found = trained(comm, scored, batches, policy, memory={"recompute": recompute})
             assert found == reference, (policy, recompute)
