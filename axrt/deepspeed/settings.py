@@ -3,18 +3,19 @@
 Each key is read, changes nothing here, or is refused by its name; none is passed over in silence.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from axrt.errors import ConfigError
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import json_of, read_text
 
+from .keys import Keys
 from .monitors import SECTIONS
 
-T = TypeVar("T")
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # Keys of how DeepSpeed works inside, or of what it prints: without them the same is trained.
 _CHANGE_NOTHING = (
@@ -63,8 +64,8 @@ _INSTEAD = {
     "communication_data_type": '"data_types": {"grad_accum_dtype": "bf16"}',
 }
 _SECTIONS = ("optimizer", "scheduler", "fp16", "bf16", "zero_optimization", "data_types", "axrt")
+_TYPES = ("fp32", "bf16", "fp16")
 _CLIPPING = ("gradient_clipping", 1.0)  # DeepSpeed's own default (0.19): 0 turns it off
-_OFF: tuple[Any, ...] = (False, None, 0, "none", {})
 
 
 @dataclass(frozen=True)
@@ -95,51 +96,6 @@ class Settings:
 # DeepSpeed's names are modules of their own, `axrt.deepspeed`, and not arguments of
 # `axrt.initialize`. What a script meant is read in one place, each key is read, without effect or
 # refused, and the defaults are DeepSpeed's: an attack that ran both found nine that were not.
-class _Keys:
-    """The keys of a JSON object, and which of them have been read."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values, self._read = values, set[str]()
-
-    def take(self, name: str, default: Any = None) -> Any:
-        """The value of a key, such as "fp16.loss_scale"; it counts as read."""
-        *sections, key = name.split(".")
-        within: Any = self._values
-        for section in sections:
-            within = within.get(section, {})
-            if not isinstance(within, Mapping):
-                raise ConfigError(f"{section} = {within!r}; expected an object")
-        self._read.add(name)
-        found = within.get(key)
-        return default if found is None else found
-
-    def rest(self) -> list[tuple[str, Any]]:
-        """Keys that nobody has read, and their values; those of what is off are left away."""
-        return [
-            (name, value)
-            for name, value in _flat(self._values, "")
-            if value not in _OFF and not self._is_read(name)
-        ]
-
-    def known(self) -> list[str]:
-        """All names that have been asked for, and those that change nothing."""
-        return [*self._read, *_CHANGE_NOTHING]
-
-    def _is_read(self, name: str) -> bool:
-        parts = name.split(".")
-        return any(".".join(parts[:n]) in self._read for n in range(1, len(parts) + 1))
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    found = []
-    for key, value in values.items():
-        if not isinstance(value, Mapping):
-            found.append((prefix + key, value))
-        elif value.get("enabled", True) not in _OFF:
-            found += _flat(value, f"{prefix}{key}.")
-    return found
-
-
 def read(given: "str | Path | Mapping[str, Any]") -> dict[str, Any]:
     """The JSON configuration in a file, or as it is given.
 
@@ -161,158 +117,137 @@ def read(given: "str | Path | Mapping[str, Any]") -> dict[str, Any]:
     return found
 
 
-def settings_of(values: Mapping[str, Any], replicas: int) -> Settings:
+def settings_of(values: Mapping[str, Any], replicas: int) -> tuple[Settings, list[str]]:
     """Read a JSON configuration.
 
     Args:
         values: keys of the configuration.
         replicas: number of replicas of the pipeline.
-    Raises:
-        ConfigError: keys have no counterpart, or batch sizes do not fit each other. The text has
-            all such mistakes.
+    Returns:
+        The settings, and all mistakes, a text each: keys without counterpart, values of another
+        type or beyond their range, and batch sizes that do not fit each other. Where there is a
+        mistake, the settings are those without it.
     """
-    _check_values(values)
-    keys, mistakes = _Keys(values), list[str]()
-
-    def read_by(part: Callable[[], T], otherwise: T) -> T:
-        try:
-            return part()
-        except ConfigError as error:
-            mistakes.append(str(error))
-        except (TypeError, ValueError, AttributeError) as error:  # values of other types
-            mistakes.append(f"{error}; expected its types")
-        return otherwise
-
-    given = {name: keys.take(name) for name in _BATCH}
-    size, microbatches = read_by(lambda: _batch(given, replicas), (1, 1))
+    keys = Keys(values)
+    size, microbatches = _batch(keys, replicas)
     config: dict[str, dict[str, Any]] = {
         "schedule": {"microbatches": microbatches, "microbatch_size": size},
-        "optimizer": {"clip": read_by(lambda: float(keys.take(*_CLIPPING)), 0.0)},
-        "precision": read_by(lambda: _precision(keys), {}),
-        "memory": read_by(lambda: _memory(keys), {}),
+        "optimizer": {"clip": keys.number(*_CLIPPING)},
+        "precision": _precision(keys),
+        "memory": _memory(keys),
         "parallel": {},
         "run": {},
     }
-    for section, its in keys.take("axrt", {}).items():
+    for section in keys.section("axrt") or {}:
+        its = keys.section(f"axrt.{section}") or {}
         config[section] = {**config.get(section, {}), **its}
     found = Settings(
         config,
-        keys.take("optimizer"),
-        keys.take("scheduler"),
-        read_by(lambda: int(keys.take("steps_per_print", 0)), 0),
-        bool(keys.take("dataloader_drop_last", False)),
+        keys.section("optimizer"),
+        keys.section("scheduler"),
+        int(keys.number("steps_per_print", 0)),
+        keys.flag("dataloader_drop_last"),
         tuple(name for name, _ in keys.rest() if _changes_nothing(name)),
-        read_by(lambda: _monitors(keys), {}),
-        read_by(lambda: float(keys.take("zero_optimization.reduce_bucket_size", 0)), 0.0),
+        _monitors(keys),
+        keys.number("zero_optimization.reduce_bucket_size", 0),
     )
+    keys.check()
     for name, value in keys.rest():
         if not _changes_nothing(name):
-            mistakes.append(_refusal(name, value, keys.known()))
-    if len(mistakes) > 1:
-        raise ConfigError("\n  ".join([f"{len(mistakes)} mistakes:", *mistakes]))
+            keys.mistakes.append(_refusal(name, value, [*keys.known(), *_CHANGE_NOTHING]))
+    return found, keys.mistakes
+
+
+def refuse(mistakes: Sequence[str]) -> None:
+    """Raise `ConfigError` with all mistakes, if there are any."""
     if mistakes:
-        raise ConfigError(mistakes[0])
-    return found
+        several = len(mistakes) > 1
+        told = "\n  ".join([f"{len(mistakes)} mistakes:"] * several + list(mistakes))
+        raise ConfigError(f"DeepSpeed's configuration: {told}")
 
 
-def _monitors(keys: _Keys) -> dict[str, Mapping[str, Any]]:
+def _monitors(keys: Keys) -> dict[str, Mapping[str, Any]]:
     """The sections of monitors that are on."""
     found: dict[str, Mapping[str, Any]] = {}
-    for name, known in SECTIONS.items():
-        section = {key: value for key in known if (value := keys.take(f"{name}.{key}")) is not None}
-        if section.get("enabled"):
-            found[name] = section
-        for key, value in section.items():
-            if key != "enabled" and not isinstance(value, str):
-                raise ConfigError(f"{name}.{key} = {value!r}; expected text")
+    for name, (_, *known) in SECTIONS.items():
+        is_on = keys.flag(f"{name}.enabled")
+        section = {key: keys.text(f"{name}.{key}", None) for key in known}
+        if is_on:
+            its = {key: value for key, value in section.items() if value is not None}
+            found[name] = {"enabled": True, **its}
     return found
 
 
-def _check_values(values: Mapping[str, Any]) -> None:
-    """Refuse values that somebody else is to fill in, and sections that are none."""
-    for name, value in _flat(values, ""):
-        if value == "auto":
-            raise ConfigError(
-                f"{name} = 'auto' is for a trainer that fills it in; expected a value"
-            )
-        if name.endswith("enabled") and value not in (True, False, None):
-            raise ConfigError(f"{name} = {value!r}; expected true or false")
-    for name in ("optimizer", "scheduler"):
-        if not isinstance(values.get(name, {}), Mapping):
-            raise ConfigError(f"{name} = {values[name]!r}; expected an object with type and params")
-    for section, its in values.get("axrt", {}).items():
-        if not isinstance(its, Mapping):
-            raise ConfigError(f"axrt.{section} = {its!r}; expected a section of axrt's own keys")
-    for name in _BATCH:
-        if not isinstance(values.get(name), int | None):
-            raise ConfigError(f"{name} = {values[name]!r}; expected a whole number")
-
-
-def _batch(given: Mapping[str, int | None], replicas: int) -> tuple[int, int]:
+def _batch(keys: Keys, replicas: int) -> tuple[int, int]:
     """Samples of a microbatch, and microbatches of a step and replica."""
-    whole, size, number = (given[name] for name in _BATCH)
+    before = len(keys.mistakes)
+    given = {name: keys.whole(name, None) for name in _BATCH}
+    whole, size, number = given.values()
+    if len(keys.mistakes) > before:
+        return 1, 1
     if whole is None and size is None:
-        raise ConfigError(f"{_BATCH[0]} and {_BATCH[1]} are missing; expected one of them")
+        keys.mistakes.append(f"{_BATCH[0]} and {_BATCH[1]} are missing; expected one of them")
+        return 1, 1
     if size is None:
         number = number or 1
         size = (whole or 0) // (number * replicas)
     if number is None:
         number = (whole or size * replicas) // (size * replicas) if size else 0
     if min(size, number) < 1 or (whole is not None and size * number * replicas != whole):
-        raise ConfigError(
-            f"{_BATCH[0]} = {whole}, {_BATCH[1]} = {given[_BATCH[1]]}, {_BATCH[2]} = "
-            f"{given[_BATCH[2]]} with {replicas} replicas; expected whole numbers of which the "
-            "first is the product of the other two and the replicas"
+        told = ", ".join(f"{name} = {value}" for name, value in given.items())
+        keys.mistakes.append(
+            f"{told} with {plural(replicas, 'replica')}; expected whole numbers of which the first "
+            "is the product of the other two and the replicas"
         )
+        return 1, 1
     return size, number
 
 
-def _precision(keys: _Keys) -> dict[str, Any]:
-    wide = keys.take("data_types.grad_accum_dtype", "fp32") == "fp32"
+def _precision(keys: Keys) -> dict[str, Any]:
+    wide = keys.text("data_types.grad_accum_dtype", "fp32", _TYPES) == "fp32"
     sums = {"gradients": "float32" if wide else "weights"}
-    narrow, half = keys.take("bf16.enabled", False), keys.take("fp16.enabled", False)
-    if half:  # read before anything is refused, so that no key counts as unknown
-        scale = _loss_scale(keys)
+    narrow, half = keys.flag("bf16.enabled"), keys.flag("fp16.enabled")
+    scale = _loss_scale(keys) if half else {}
     if narrow and half:
-        raise ConfigError("bf16 and fp16 are both enabled; expected one of them")
+        keys.mistakes.append("bf16 and fp16 are both enabled; expected one of them")
     if narrow:
         return {"weights": "bfloat16", **sums}
     if not half and not wide:
-        raise ConfigError("data_types.grad_accum_dtype is of narrow weights; expected bf16 or fp16")
+        keys.mistakes.append(
+            "data_types.grad_accum_dtype is of narrow weights; expected bf16 or fp16"
+        )
     return {"weights": "float16", **scale, **sums} if half else {}
 
 
-def _loss_scale(keys: _Keys) -> dict[str, Any]:
-    fixed = float(keys.take("fp16.loss_scale", 0))
-    first = 2.0 ** float(keys.take("fp16.initial_scale_power", 16))
+def _loss_scale(keys: Keys) -> dict[str, Any]:
+    fixed = keys.number("fp16.loss_scale", 0)
+    first = 2.0 ** keys.whole("fp16.initial_scale_power", 16, most=100)
     moves = {"loss_scale_growth": 1.0, "loss_scale_backoff": 1.0} if fixed else {}
     return {
         "loss_scale": fixed or first,
-        "loss_scale_interval": int(keys.take("fp16.loss_scale_window", 1000)),
-        "loss_scale_floor": float(keys.take("fp16.min_loss_scale", 1)),
+        "loss_scale_interval": keys.whole("fp16.loss_scale_window", 1000),
+        "loss_scale_floor": keys.number("fp16.min_loss_scale", 1),
         **moves,
     }
 
 
-def _memory(keys: _Keys) -> dict[str, Any]:
+def _memory(keys: Keys) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if keys.take("pipeline.activation_checkpoint_interval", 0):
+    if keys.whole("pipeline.activation_checkpoint_interval", 0):
         found["recompute"] = "full"  # whatever the interval, no activation is kept there, either
-    if stage := keys.take("zero_optimization.stage", 0):
+    if stage := keys.whole("zero_optimization.stage", 0, most=3):
         found["zero"] = stage
-    if elements := keys.take("zero_optimization.reduce_bucket_size", 0):
-        found["bucket_mb"] = 4 * float(elements) / 2**20
+    if elements := keys.number("zero_optimization.reduce_bucket_size", 0):
+        found["bucket_mb"] = 4 * elements / 2**20
     of = "zero_optimization.offload_optimizer"
-    where = keys.take(f"{of}.device", "none")
-    folder = keys.take(f"{of}.nvme_path")
+    where = keys.text(f"{of}.device", "none", ("cpu", "nvme", "none"))
+    folder = keys.text(f"{of}.nvme_path", None)
     if where == "cpu":
         found["offload"] = "cpu"
-    elif where == "nvme":
-        if not folder:
-            raise ConfigError(f"{of}.device = 'nvme' without nvme_path; expected a directory")
+    elif where == "nvme" and folder:
         found |= {"offload": "stream", "scratch": f"disk:{folder}"}
-    elif where != "none":
-        raise ConfigError(f"{of}.device = {where!r}; expected 'cpu', 'nvme' or 'none'")
+    elif where == "nvme":
+        keys.mistakes.append(f"{of}.device = 'nvme' without nvme_path; expected a directory")
     return found
 
 

@@ -4,21 +4,24 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from axrt.config import Config
 from axrt.engine import Engine
 from axrt.engine import initialize as axrt_initialize
 from axrt.errors import ConfigError
 from axrt.launch import World, join
+from axrt.scheduler.plural import plural
 from axrt.store.bucket import OptimizerFactory, constant
 
 from .engine import PipelineEngine
 from .learning_rate import LearningRates, learning_rate
 from .monitors import Monitors
 from .optimizers import (
+    Make,
     Options,
     factory_of,
     given_optimizer,
@@ -28,8 +31,10 @@ from .optimizers import (
     schedule_of_given,
 )
 from .pipe import PipelineModule
-from .settings import Settings, read, settings_of
+from .settings import Settings, read, refuse, settings_of
 from .utils import RepeatingLoader
+
+T = TypeVar("T")
 
 
 def initialize(
@@ -77,20 +82,28 @@ def initialize(
     world = _joined(values)
     try:
         pipe, replicas = _layout(model, world.size, mpu or mesh_param)
-        settings = _settings(values, replicas)
-        groups = groups_of(model, _to_step(model_parameters, optimizer))
-        factory, rates = _stepping(settings, optimizer, lr_scheduler, groups)
+        settings, mistakes = settings_of(values, replicas)
+        stepping = _stepping(settings, optimizer, lr_scheduler, mistakes)
+        to_step = _to_step(model_parameters, optimizer)
+        groups = _attempt(mistakes, lambda: groups_of(model, to_step))
+        own = _config(settings, model, pipe, replicas)
+        whole = _attempt(mistakes, lambda: Config.read(own))
+        refuse(mistakes)
+        assert stepping is not None
+        assert groups is not None
     except ConfigError as error:
         world.fail(error)
     engine = axrt_initialize(
-        model, factory, rates.factor, _config(settings, model, pipe, replicas), world=world
+        model, stepping.factory(groups), stepping.rates.factor, whole, world=world
     )
     monitors = _monitors(settings, engine, world)
     if engine.is_main:
         for text in _told(settings, engine):
             print(f"axrt: {text}", file=sys.stderr)
     loader = _loader(engine, training_data, collate_fn, settings)
-    made = PipelineEngine(engine, world, loader, rates, settings.prints_every, monitors, model)
+    made = PipelineEngine(
+        engine, world, loader, stepping.rates, settings.prints_every, monitors, model
+    )
     return made, None, loader, None
 
 
@@ -113,9 +126,9 @@ def _told(settings: Settings, engine: Engine) -> Iterator[str]:
         yield f"changes nothing here: {', '.join(settings.unused)}"
     schedule, replicas = engine.config.schedule, engine.data_size
     yield (
-        f"{engine.pipe_size} stages x {replicas} replica{'s' * (replicas > 1)}, "
-        f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)} of "
-        f"{schedule.microbatch_size} a step and replica, policy {engine.schedule.policy}"
+        f"{plural(engine.pipe_size, 'stage')} x {plural(replicas, 'replica')}, "
+        f"{plural(schedule.microbatches, 'microbatch')} of {schedule.microbatch_size} a step and "
+        f"replica, policy {engine.schedule.policy}"
     )
     held = engine.num_trained
     if replicas > 1 and settings.bucket_elements >= held:
@@ -136,13 +149,13 @@ def _joined(values: Mapping[str, Any]) -> World:
     return join(**{name: run[key] for key, name in keys.items() if key in run})
 
 
-def _settings(values: Mapping[str, Any], replicas: int) -> Settings:
+def _attempt(mistakes: list[str], part: Callable[[], T]) -> T | None:
+    """What the part gives, or None where it is refused, which is added to the mistakes."""
     try:
-        return settings_of(values, replicas)
+        return part()
     except ConfigError as error:
-        raise ConfigError(f"DeepSpeed's configuration: {error}") from None
-    except (TypeError, ValueError, AttributeError) as error:  # values of other types
-        raise ConfigError(f"DeepSpeed's configuration: {error}; expected its types") from None
+        mistakes.append(str(error))
+        return None
 
 
 def _one_of(*given: Any) -> Any:
@@ -168,8 +181,8 @@ def _layout(model: Any, ranks: int, others: object) -> tuple[int, int]:
     replicas = model.replicas or ranks // pipe
     if pipe * replicas != ranks:
         raise ConfigError(
-            f"{ranks} ranks for pipelines of {pipe}; expected a multiple of it, as many as the "
-            "topology says where there is one"
+            f"{plural(ranks, 'rank')} for pipelines of {pipe}; expected a multiple of it, as many "
+            "as the topology says where there is one"
         )
     return pipe, replicas
 
@@ -181,35 +194,65 @@ def _to_step(parameters: Any, optimizer: Any) -> Any:
     return parameters
 
 
-def _stepping(
-    settings: Settings, optimizer: Any, scheduler: Any, groups: Mapping[str, Options]
-) -> tuple[OptimizerFactory, LearningRates]:
-    """The function that makes optimizers, and their learning rates by step."""
-    if optimizer is not None:
-        make, options = given_optimizer(optimizer)
-    elif settings.optimizer is not None:
-        make, options = optimizer_class(settings.optimizer)
-    else:
-        raise ConfigError("there is no optimizer; expected one in the configuration, or optimizer=")
-    lr = rate_of(make, options, by_configuration=optimizer is None)
-    if scheduler is not None:
-        rates = LearningRates(lr, schedule_of_given(scheduler, lr))
-    elif settings.scheduler is None:
-        rates = LearningRates(lr, constant)
-    elif optimizer is not None:
-        raise ConfigError(
-            "scheduler goes with the optimizer of the configuration; expected lr_scheduler= beside "
-            "optimizer="
-        )
-    else:
-        rates = learning_rate(settings.scheduler, lr)
-        options = {**options, "lr": rates.highest}
-        if settings.scheduler["type"] != "WarmupCosineLR":  # all groups get the schedule's rate
+class _Stepping(NamedTuple):
+    """How parameters are stepped: a function that makes optimizers and its options, and the rates
+    by step."""
+
+    make: Make
+    options: Options
+    rates: LearningRates
+    rates_of_groups: bool  # groups keep learning rates of their own
+
+    def factory(self, groups: Mapping[str, Options]) -> OptimizerFactory:
+        """The function that makes the optimizer of a bucket, see `factory_of`."""
+        if not self.rates_of_groups:
             groups = {
                 name: {key: value for key, value in of.items() if key != "lr"}
                 for name, of in groups.items()
             }
-    return factory_of(make, options, groups), rates
+        return factory_of(self.make, self.options, groups)
+
+
+def _stepping(
+    settings: Settings, optimizer: Any, scheduler: Any, mistakes: list[str]
+) -> _Stepping | None:
+    """How parameters are stepped; None if something is refused, which is added to the mistakes."""
+    made = _attempt(mistakes, lambda: _optimizer(settings, optimizer))
+    make, options, lr = made or (torch.optim.SGD, {}, 1e-3)  # the scheduler is looked at anyway
+    is_given = optimizer is not None
+    rates = _attempt(mistakes, lambda: _rates(settings, is_given, scheduler, lr))
+    if made is None or rates is None:
+        return None
+    if scheduler is not None or settings.scheduler is None:
+        return _Stepping(make, options, rates, rates_of_groups=True)
+    # Of DeepSpeed's schedules all but this one give all groups the same rate.
+    keeps = settings.scheduler["type"] == "WarmupCosineLR"
+    return _Stepping(make, {**options, "lr": rates.highest}, rates, rates_of_groups=keeps)
+
+
+def _optimizer(settings: Settings, given: Any) -> tuple[Make, Options, float]:
+    """What makes an optimizer, its options, and its learning rate."""
+    if given is not None:
+        make, options = given_optimizer(given)
+    elif settings.optimizer is not None:
+        make, options = optimizer_class(settings.optimizer)
+    else:
+        raise ConfigError("there is no optimizer; expected one in the configuration, or optimizer=")
+    return make, options, rate_of(make, options, by_configuration=given is None)
+
+
+def _rates(settings: Settings, has_own_optimizer: bool, scheduler: Any, lr: float) -> LearningRates:
+    """The learning rates by step."""
+    if scheduler is not None:
+        return LearningRates(lr, schedule_of_given(scheduler, lr))
+    if settings.scheduler is None:
+        return LearningRates(lr, constant)
+    if has_own_optimizer:
+        raise ConfigError(
+            "scheduler goes with the optimizer of the configuration; expected lr_scheduler= beside "
+            "optimizer="
+        )
+    return learning_rate(settings.scheduler, lr)
 
 
 def _config(

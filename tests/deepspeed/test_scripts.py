@@ -419,7 +419,7 @@ def test_layers_that_are_tied_or_built_late_train() -> None:
             lambda: deepspeed.initialize(
                 model=PipelineModule([nn.Linear(1, 1)], 3, loss_fn=nn.MSELoss()), config=ONE
             ),
-            "1 ranks for pipelines of 3",
+            "1 rank for pipelines of 3",
         ),
         (lambda: engine_of([nn.Linear(4, 4)], config_params=ONE), "2 configurations are given"),
     ],
@@ -474,4 +474,4 @@ def test_an_engine_says_where_its_rank_stands_and_keeps_losses_where_it_is_told(
     rows = (tmp_path / "mine/Train_Samples_train_loss.csv").read_text().splitlines()
     assert rows[0] == "step,train_loss"
     assert [float(row.split(",")[1]) for row in rows[1:]] == pytest.approx(steps)
-    assert "axrt: 1 stages x 1 replica," in capsys.readouterr().err
+    assert "axrt: 1 stage x 1 replica," in capsys.readouterr().err

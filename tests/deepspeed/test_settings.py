@@ -5,14 +5,20 @@ from typing import Any
 import pytest
 
 from axrt.config import Config
-from axrt.deepspeed.settings import read, settings_of
+from axrt.deepspeed.settings import Settings, read, refuse, settings_of
 from axrt.errors import ConfigError
 
 BATCH = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
 
 
+def read_settings(given: dict[str, Any], replicas: int) -> Settings:
+    found, mistakes = settings_of(given, replicas)
+    refuse(mistakes)
+    return found
+
+
 def of(**more: Any) -> Config:
-    return Config.read(dict(settings_of({**BATCH, **more}, replicas=1).config))
+    return Config.read(dict(read_settings({**BATCH, **more}, replicas=1).config))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +40,7 @@ def test_batch_sizes_follow_from_each_other(
         "train_micro_batch_size_per_gpu",
         "gradient_accumulation_steps",
     )
-    schedule = settings_of(dict(zip(names, given, strict=True)), replicas=3).config["schedule"]
+    schedule = read_settings(dict(zip(names, given, strict=True)), replicas=3).config["schedule"]
     assert schedule == {"microbatches": microbatches, "microbatch_size": size}
 
 
@@ -51,7 +57,7 @@ def test_batch_sizes_follow_from_each_other(
 )
 def test_batch_sizes_that_do_not_fit_are_refused(given: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="train_batch_size"):
-        settings_of(given, replicas=3)
+        read_settings(given, replicas=3)
 
 
 def test_precision_is_read() -> None:
@@ -88,7 +94,7 @@ def test_zero_and_offload_are_read() -> None:
 
 
 def test_the_rest_is_read_too() -> None:
-    found = settings_of(
+    found = read_settings(
         {
             **BATCH,
             "gradient_clipping": 0.5,
@@ -138,7 +144,7 @@ def test_the_rest_is_read_too() -> None:
 )
 def test_what_has_no_counterpart_is_refused_by_name(more: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        settings_of({**BATCH, **more}, replicas=1)
+        read_settings({**BATCH, **more}, replicas=1)
 
 
 def test_a_file_is_read_and_a_bad_one_refused(tmp_path: Any) -> None:
@@ -157,9 +163,9 @@ def test_a_file_is_read_and_a_bad_one_refused(tmp_path: Any) -> None:
 def test_all_mistakes_come_at_once() -> None:
     wrong = {"amp": {"a": 1}, "bf16": {"enabled": True}, "fp16": {"enabled": True}, "zero": 3}
     with pytest.raises(ConfigError) as refused:
-        settings_of({**BATCH, **wrong, "train_batch_size": 9}, replicas=1)
+        read_settings({**BATCH, **wrong, "train_batch_size": 9}, replicas=1)
     told = str(refused.value)
-    assert told.startswith("4 mistakes:")
+    assert "4 mistakes:" in told
     for text in ("train_batch_size = 9", "both enabled", "amp.a = 1", "zero = 3"):
         assert text in told
 
@@ -167,7 +173,7 @@ def test_all_mistakes_come_at_once() -> None:
 @pytest.mark.parametrize("value", ["false", "off", 2])
 def test_what_is_no_yes_or_no_enables_nothing(value: Any) -> None:
     with pytest.raises(ConfigError, match="fp16.enabled = .*; expected true or false"):
-        settings_of({**BATCH, "fp16": {"enabled": value}}, replicas=1)
+        read_settings({**BATCH, "fp16": {"enabled": value}}, replicas=1)
 
 
 def test_an_interval_of_checkpointed_activations_recomputes_them() -> None:
@@ -178,7 +184,62 @@ def test_an_interval_of_checkpointed_activations_recomputes_them() -> None:
 def test_monitors_that_are_on_are_taken_with_their_keys() -> None:
     section = {"enabled": True, "output_path": "a", "job_name": "b"}
     off = {"enabled": False, "project": "x"}
-    found = settings_of({**BATCH, "csv_monitor": section, "wandb": off}, replicas=1)
+    found = read_settings({**BATCH, "csv_monitor": section, "wandb": off}, replicas=1)
     assert found.monitors == {"csv_monitor": section}
     with pytest.raises(ConfigError, match="csv_monitor.path = 'a' has no counterpart"):
-        settings_of({**BATCH, "csv_monitor": {**section, "path": "a"}}, replicas=1)
+        read_settings({**BATCH, "csv_monitor": {**section, "path": "a"}}, replicas=1)
+
+
+def test_a_value_of_another_type_is_named_beside_all_others() -> None:
+    wrong = {
+        "train_batch_size": 2.5,
+        "gradient_accumulation_steps": "four",
+        "gradient_clipping": "x",
+        "steps_per_print": -1,
+        "dataloader_drop_last": "yes",
+        "bf16": {"enabled": 2},
+        "fp16": {"enabled": True, "loss_scale": "x", "loss_scale_window": 1.5},
+        "data_types": {"grad_accum_dtype": "fp8"},
+        "zero_optimization": {
+            "stage": 7,
+            "reduce_bucket_size": "5e8",
+            "offload_optimizer": {"device": "tape", "nvme_path": 3},
+        },
+        "pipeline": {"activation_checkpoint_interval": "all"},
+        "csv_monitor": {"enabled": True, "job_name": 4},
+        "optimizer": "Adam",
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}},
+        "axrt": {"memory": 3},
+        "comms_logger": {"enabled": "off"},
+        "amp": {"enabled": True},
+    }
+    _, mistakes = settings_of(wrong, replicas=1)
+    for name in (
+        "train_batch_size = 2.5; expected a whole number",
+        "gradient_accumulation_steps = 'four'; expected a whole number",
+        "gradient_clipping = 'x'; expected a number",
+        "steps_per_print = -1; expected a number, 0 or more",
+        "dataloader_drop_last = 'yes'; expected true or false",
+        "bf16.enabled = 2; expected true or false",
+        "fp16.loss_scale = 'x'; expected a number",
+        "fp16.loss_scale_window = 1.5; expected a whole number",
+        "data_types.grad_accum_dtype = 'fp8'; expected 'fp32' or 'bf16' or 'fp16'",
+        "zero_optimization.stage = 7; expected a whole number from 0 to 3",
+        "zero_optimization.reduce_bucket_size = '5e8'; expected a number",
+        "zero_optimization.offload_optimizer.device = 'tape'; expected 'cpu' or 'nvme' or 'none'",
+        "zero_optimization.offload_optimizer.nvme_path = 3; expected text",
+        "pipeline.activation_checkpoint_interval = 'all'; expected a whole number",
+        "csv_monitor.job_name = 4; expected text",
+        "optimizer = 'Adam'; expected an object",
+        "scheduler.params.warmup_max_lr = 'auto' is for a trainer that fills it in",
+        "axrt.memory = 3; expected an object",
+        "comms_logger.enabled = 'off'; expected true or false",
+        "amp.enabled = True has no counterpart",
+    ):
+        (mistake,) = [text for text in mistakes if text.startswith(name)]
+        mistakes.remove(mistake)
+    assert mistakes == []
+
+
+def test_what_a_trainer_would_fill_in_may_stand_where_it_changes_nothing() -> None:
+    assert of(zero_optimization={"stage": 1, "overlap_comm": "auto"}).memory.zero == 1

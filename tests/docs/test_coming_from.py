@@ -31,14 +31,14 @@ def nested(key: str, value: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("key", [*keys_of(row_of("They change nothing")), "fp16.hysteresis"])
 def test_a_key_that_changes_nothing_is_told(key: str) -> None:
-    found = settings.settings_of({**BATCH, **nested(key, 3)}, replicas=1)
+    found, _ = settings.settings_of({**BATCH, **nested(key, 3)}, replicas=1)
     assert found.unused == (key,)
 
 
 @pytest.mark.parametrize("key", keys_of(row_of("They are refused")))
 def test_a_key_without_counterpart_is_refused_with_what_to_write_instead(key: str) -> None:
     with pytest.raises(ConfigError, match="has no counterpart; expected"):
-        settings.settings_of({**BATCH, **nested(key, 3)}, replicas=1)
+        settings.refuse(settings.settings_of({**BATCH, **nested(key, 3)}, replicas=1)[1])
 
 
 def test_the_keys_that_are_taken_are_those_that_the_code_reads() -> None:
@@ -49,7 +49,9 @@ def test_the_keys_that_are_taken_are_those_that_the_code_reads() -> None:
         for key in keys_of(row)
     }
     code = inspect.getsource(settings)
-    read = set(re.findall(r'keys\.take\(f?"(?:[\w.{}]*\.)?(\w+)"', code)) | set(settings._BATCH)
+    read = set(
+        re.findall(r'keys\.(?:flag|number|section|text|whole)\(f?"(?:[\w.{}]*\.)?(\w+)"', code)
+    ) | set(settings._BATCH)
     read |= {*SECTIONS, settings._CLIPPING[0]}
     sections = {"optimizer", "scheduler"}  # whose type the page has
     assert taken - {"type"} == read - sections
