@@ -24,6 +24,7 @@ from axrt.plan_from_costs import PLANNED, Decided, SentPlan, plan_of_run
 from axrt.rank import Rank
 from axrt.scheduler.job import Job
 from axrt.scheduler.model_costs import ModelCosts
+from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.schedules import caps_of
 from axrt.step_prediction import AS_FAST, Candidate, predicted
@@ -165,9 +166,9 @@ def choose(config: Config, model: PipelineModule, ranks: int, costs: ModelCosts)
             )
         recompute = "memory.recompute = 'full', " if config.memory.recompute == "none" else ""
         raise ConfigError(
-            f"memory.activations_mb = {limit:g} is too little for any schedule on {ranks} ranks; "
-            f"{least} holds least: set "
-            f"memory.activations_mb = {ceil(least.held_mib + 0.1)}, {recompute}or start more ranks"
+            f"memory.activations_mb = {limit:g} is too little for any schedule on "
+            f"{plural(ranks, 'rank')}; {least} holds least: set memory.activations_mb = "
+            f"{ceil(least.held_mib + 0.1)}, {recompute}or start more ranks"
         )
     best = min(
         (one for one in fitting if one.step_s <= AS_FAST * fitting[0].step_s),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from axrt.errors import ConfigError
 from axrt.host_memory import free_on_host
+from axrt.scheduler.plural import plural
 
 CPU = torch.device("cpu")
 # They have no streams beside which the host and copies could go on.
@@ -79,7 +80,9 @@ def agreed(device: torch.device, node: Sequence[str], wanted: str, share: bool) 
     """
     if not all(node):
         if wanted not in ("auto", "cpu"):
-            without = f" on {node.count('')} of {len(node)} ranks" if len(node) > 1 else ""
+            without = (
+                f" on {node.count('')} of {plural(len(node), 'rank')}" if len(node) > 1 else ""
+            )
             raise ConfigError(
                 f"run.device = {wanted!r}, but torch sees no such device here{without}; set "
                 "run.device = 'auto' or 'cpu', or see what the driver says, as nvidia-smi does"
@@ -87,8 +90,8 @@ def agreed(device: torch.device, node: Sequence[str], wanted: str, share: bool) 
         return CPU
     if len(set(node)) < len(node) and not share:
         raise ConfigError(
-            f"{len(node)} ranks on this node and {len(set(node))} devices; expected at most one "
-            "rank a device. Start fewer ranks, or set run.share_gpu = true"
+            f"{plural(len(node), 'rank')} on this node and {plural(len(set(node)), 'device')}; "
+            "expected at most one rank a device. Start fewer ranks, or set run.share_gpu = true"
         )
     return device
 

@@ -28,6 +28,7 @@ from axrt.errors import AxrtError, ConfigError, EmptyEvaluationError, LaunchErro
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.heartbeat import Heartbeat, Silence
 from axrt.mpi_library import FITTING, check_knows_launcher, is_device_aware, loaded, start
+from axrt.scheduler.plural import plural
 from axrt.start_watch import StartWatch
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -461,9 +462,8 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
         check_launcher(said)
     if transport == "local" and said is not None and said.size is not None and said.size > 1:
         raise LaunchError(
-            f"run.transport = 'local' on {said.size} ranks would train {said.size} models apart; "
-            "expected auto or mpi. "
-            "Start one process, or leave run.transport away"
+            f"run.transport = 'local' on {plural(said.size, 'rank')} would train {said.size} "
+            "models apart; expected auto or mpi. Start one process, or leave run.transport away"
         )
     if transport == "local" or (
         transport == "auto" and (said is None or said.size == 1) and "mpi4py.MPI" not in sys.modules

@@ -19,6 +19,7 @@ from axrt.model.layers import build
 from axrt.model.module import PipelineModule
 from axrt.models.registry import model_of
 from axrt.observe.metrics import kept_in_run
+from axrt.scheduler.plural import plural
 
 
 def load(run: str | os.PathLike[str], factory: str = "") -> nn.Sequential:
@@ -64,8 +65,8 @@ def layers_of_rank(
     manifest, config, model = described(checkpoint, factory)
     if ranks > len(model.layers):
         raise ConfigError(
-            f"{ranks} ranks for the {len(model.layers)} layers of {checkpoint}; expected a layer "
-            f"for each rank. Start at most {len(model.layers)} ranks"
+            f"{plural(ranks, 'rank')} for the {len(model.layers)} layers of {checkpoint}; expected "
+            f"a layer for each rank. Start at most {plural(len(model.layers), 'rank')}"
         )
     cuts = model.boundaries(ranks)
     made = partial(build, model.layers, seed=config.run.seed)

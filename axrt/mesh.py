@@ -4,6 +4,7 @@ pipeline."""
 from dataclasses import dataclass, replace
 
 from axrt.errors import ConfigError
+from axrt.scheduler.plural import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,10 @@ class Mesh:
             )
             replicas = f", or parallel.data = {size // pipe}" if pipe and size % pipe == 0 else ""
             raise ConfigError(
-                f"{size} rank{'s' * (size > 1)} do{'es' * (size == 1)} not factor into "
-                f"parallel.pipe x parallel.data = {pipe or 'any'} x {data}. "
-                f"Start {max(pipe, 1) * data} ranks, or set {fits} to take what there is"
-                f"{replicas}"
+                f"{plural(size, 'rank')} {'does' if size == 1 else 'do'} not factor into "
+                f"parallel.pipe x parallel.data = {pipe or 'any'} x {data}. Start "
+                f"{plural(max(pipe, 1) * data, 'rank')}, or set {fits} to take what there "
+                f"is{replicas}"
             )
         return cls(rank, pipe or size // data, data, order)
 

@@ -25,6 +25,7 @@ from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Placement, placement_by_name
 from axrt.scheduler.plan_choice import Trial, job_along_plan
 from axrt.scheduler.planner import Effort, World
+from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.stay_planner import plan_stays
 
@@ -103,7 +104,8 @@ def plan_for(
     if limit < least:  # only then is it that of the settings
         raise ConfigError(
             f"memory.activations_mb = {config.memory.activations_mb:g} is too little for any order "
-            f"of {name} on {ranks} ranks; expected {ceil(10 * least / 2**20) / 10:g} or more"
+            f"of {name} on {plural(ranks, 'rank')}; expected {ceil(10 * least / 2**20) / 10:g} or "
+            "more"
         )
     of = config.schedule.microbatches
     job = job_along_plan(

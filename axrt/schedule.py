@@ -7,6 +7,7 @@ from pathlib import Path
 from axrt.config import Schedule
 from axrt.errors import ConfigError
 from axrt.scheduler.job import Job
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import read_bytes
 from axrt.scheduler.schedules import build_schedule
 
@@ -42,8 +43,8 @@ def few_microbatches(ranks: int, microbatches: int) -> str:
         return ""
     idle = (ranks - 1) / (microbatches + ranks - 1)
     return (
-        f"schedule.microbatches = {microbatches} on {ranks} ranks of a pipeline leaves each of "
-        f"them idle for about {idle:.0%} of a step; expected {4 * ranks} or more"
+        f"schedule.microbatches = {microbatches} on {plural(ranks, 'rank')} of a pipeline leaves "
+        f"each of them idle for about {idle:.0%} of a step; expected {4 * ranks} or more"
     )
 
 

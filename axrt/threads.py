@@ -11,6 +11,8 @@ from math import floor
 
 import psutil
 
+from axrt.scheduler.plural import plural
+
 _SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -64,7 +66,7 @@ def crowding(places: Sequence[tuple[str, Sequence[int]]]) -> str:
         if len(of_ranks) > cores:
             which = f" on {host}" if len({name for name, _ in places}) > 1 else ""
             return (
-                f"{len(of_ranks)} ranks share {cores} cores{which}: they take turns, and are "
-                "slower than with a core each"
+                f"{plural(len(of_ranks), 'rank')} share {plural(cores, 'core')}{which}: they take "
+                "turns, and are slower than with a core each"
             )
     return ""

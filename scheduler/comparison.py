@@ -9,6 +9,7 @@ from typing import Any
 
 from .fit import ON_HOST, buckets_of, fit_costs, recut
 from .job import Job
+from .plural import plural
 from .recompute import most_recomputed, recomputed_shares
 from .schedules import Option, build_schedule, options
 from .shards import with_shards
@@ -76,8 +77,9 @@ class Run:
             shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
             if of["ranks"] * replicas != line.ranks:
                 raise ValueError(
-                    f"{file}: its schedule is of {of['ranks']} ranks and {replicas} replicas, and "
-                    f"it has rows of {line.ranks} ranks; expected the timeline of a whole run"
+                    f"{file}: its schedule is of {plural(of['ranks'], 'rank')} and "
+                    f"{plural(replicas, 'replica')}, and it has rows of "
+                    f"{plural(line.ranks, 'rank')}; expected the timeline of a whole run"
                 )
             cuts, samples = tuple(of.pop("cuts", ())), of.pop("microbatch_size", 0)
             on_device = of.pop("held_on_device", 0)
@@ -89,7 +91,8 @@ class Run:
             job = with_shards(job, **shared)
             if len(line.stays) not in (0, job.stages):
                 raise ValueError(
-                    f"{file}: it has stays of {len(line.stays)} stages; expected {job.stages}"
+                    f"{file}: it has stays of {plural(len(line.stays), 'stage')}; expected "
+                    f"{job.stages}"
                 )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(

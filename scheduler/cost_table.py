@@ -13,6 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from .plural import plural
 from .regular_file import json_of, read_text
 from .simulator import Edge
 
@@ -136,13 +137,14 @@ class CostTable:
         layers = self.layers[samples]
         if len(layers) != len(model):
             raise ValueError(
-                f"the table is of another model: it has {len(layers)} layers; expected {len(model)}"
+                f"the table is of another model: it has {plural(len(layers), 'layer')}; expected "
+                f"{len(model)}"
             )
         for place, (layer, (name, parameters)) in enumerate(zip(layers, model, strict=True)):
             if (layer.name, layer.parameters) != (name, parameters):
                 raise ValueError(
                     f"the table is of another model: its layer {place} is {layer.name} with "
-                    f"{layer.parameters:,} parameters; expected {name} with {parameters:,}"
+                    f"{plural(layer.parameters, 'parameter')}; expected {name} with {parameters:,}"
                 )
         return layers
 

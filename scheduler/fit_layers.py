@@ -8,6 +8,7 @@ from statistics import median
 
 from .balance import Stages
 from .cost_table import CostTable, LayerCosts
+from .plural import plural
 from .simulator import Costs, Work
 
 
@@ -22,8 +23,8 @@ def fitted(table: CostTable, samples: int, costs: Costs, cuts: Sequence[int]) ->
     """
     if cuts[-1] != len(table.layers[samples]):
         raise ValueError(
-            f"the run had {cuts[-1]} layers, and the model has {len(table.layers[samples])}; "
-            "expected a run of this model"
+            f"the run had {plural(cuts[-1], 'layer')}, and the model has "
+            f"{len(table.layers[samples])}; expected a run of this model"
         )
     assert not isinstance(costs.work, Work)  # fitted costs are of stages
     layers: list[LayerCosts] = []

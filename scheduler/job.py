@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from .placement import Placement
+from .plural import plural
 from .policies import Nested, Policy
 from .stash import least_rooms
 from .stays import Stays
@@ -120,8 +121,8 @@ class Job:
         # Two pipes take an even number of microbatches: a pipe without one would have to say so.
         if self.trains and (self.microbatches < 1 or self.microbatches % pipes):
             raise ValueError(
-                f"{self.microbatches} microbatches on {pipes} pipes; expected a "
-                f"multiple of {pipes}, at least 1"
+                f"{plural(self.microbatches, 'microbatch')} on {pipes} pipes; expected a multiple "
+                f"of {pipes}, at least 1"
             )
 
     def _check_group(self) -> None:
@@ -145,9 +146,9 @@ class Job:
             )
         if 0 < self.held_on_device < least and offloads:
             raise ValueError(
-                f"offload_activations = {self.held_on_device} with {self.placement.chunks} stages "
-                f"a rank; expected at least {least}: one stash that is made, one on its way down, "
-                "and one of each stage that has come back"
+                f"offload_activations = {self.held_on_device} with "
+                f"{plural(self.placement.chunks, 'stage')} a rank; expected at least {least}: one "
+                "stash that is made, one on its way down, and one of each stage that has come back"
             )
 
     def _check_reductions(self) -> None:
@@ -373,8 +374,8 @@ class Job:
 
     def __str__(self) -> str:
         return (
-            f"{self.policy.name} on {self.placement.name} placement, {self.ranks} ranks, "
-            f"{self.microbatches} microbatch{'es' * (self.microbatches != 1)}"
+            f"{self.policy.name} on {self.placement.name} placement, {plural(self.ranks, 'rank')}, "
+            f"{plural(self.microbatches, 'microbatch')}"
         )
 
     def seats(self) -> Iterator[Seat]:

@@ -1,6 +1,7 @@
 """Whether a run of a schedule held no more than its policy's bounds say."""
 
 from .job import Job
+from .plural import plural
 from .task import Kind
 from .timeline import Timeline
 
@@ -11,8 +12,8 @@ def broken_bound(line: Timeline, job: Job) -> str:
         bound = job.policy.bounds(job.placement, rank, job.microbatches).held
         if held > bound:
             return (
-                f"rank {rank} held {held} chunks, and bounds(...).held says {bound}; expected "
-                "bounds that are never exceeded: memory and mailboxes are made for them"
+                f"rank {rank} held {plural(held, 'chunk')}, and bounds(...).held says {bound}; "
+                "expected bounds that are never exceeded: memory and mailboxes are made for them"
             )
     return ""
 

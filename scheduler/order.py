@@ -20,6 +20,7 @@ from itertools import accumulate
 
 from .placement import PLACEMENTS, Placement, placement_by_name
 from .plan import Plan
+from .plural import plural
 from .task import AnyKind, Kind, Task
 from .torch_order import is_torch, tasks_of
 
@@ -217,7 +218,7 @@ def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
             if due in microbatches:
                 raise ValueError(
                     f"line {number} ends without {Task(kind, stage, due)}; there are "
-                    f"{microbatches.stop} microbatches"
+                    f"{plural(microbatches.stop, 'microbatch')}"
                 )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from .plural import plural
+
 
 class Placement(Protocol):
     """The map from stages and pipes to ranks; nothing else knows it."""
@@ -208,8 +210,8 @@ def placement_by_name(name: str, ranks: int, chunks: int = 0) -> Placement:
         return Looped(ranks, chunks or 2)
     if name == "bidirectional" and ranks % 2:
         raise ValueError(
-            f"placement bidirectional takes an even number of ranks; start {ranks + 1} ranks a "
-            f"pipeline, not {ranks}"
+            "placement bidirectional takes an even number of ranks; start "
+            f"{plural(ranks + 1, 'rank')} a pipeline, not {ranks}"
         )
     kinds: dict[str, type[Linear | Vee | Bidirectional]] = {
         "linear": Linear,
@@ -219,7 +221,7 @@ def placement_by_name(name: str, ranks: int, chunks: int = 0) -> Placement:
     placement: Placement = kinds[name](ranks)
     if chunks not in (0, placement.chunks):
         raise ValueError(
-            f"placement {name} has {placement.chunks} stages a rank; chunks = {chunks} needs "
-            "placement looped, or set chunks = 0"
+            f"placement {name} has {plural(placement.chunks, 'stage')} a rank; chunks = {chunks} "
+            "needs placement looped, or set chunks = 0"
         )
     return placement

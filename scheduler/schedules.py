@@ -11,6 +11,7 @@ from .bound import least_makespan
 from .job import Job
 from .keeping_bounds import broken_bound
 from .order import Order
+from .plural import plural
 from .policies import FIXED, NAMES, AlongPlan, Fixed, is_own, placement_for, policy_by_name
 from .regular_file import read_text
 from .simulator import Costs, StuckError, order_of, simulate
@@ -69,8 +70,8 @@ def build_schedule(
             least = max(policy.bounds(where, rank, microbatches).held for rank in range(ranks))
         if 0 < max_held < least:
             raise ValueError(
-                f"policy {name} holds {least} chunks on {ranks} ranks; set max_held = {least} or "
-                "more, or 0"
+                f"policy {name} holds {plural(least, 'chunk')} on {plural(ranks, 'rank')}; set "
+                f"max_held = {least} or more, or 0"
             )
         job = Job(where, policy, microbatches)
         if is_own(name):
@@ -234,8 +235,8 @@ def _as_a_plan(
 def _check_cap(what: str, order: Order, cap: int) -> None:
     if 0 < cap < max(order.needs):
         raise ValueError(
-            f"{what} holds {max(order.needs)} chunks; set max_held = {max(order.needs)} or more, "
-            "or 0"
+            f"{what} holds {plural(max(order.needs), 'chunk')}; set max_held = {max(order.needs)} "
+            "or more, or 0"
         )
 
 
@@ -260,9 +261,9 @@ def _from_file(
         raise ValueError(f"{file}: {error}") from None
     if (order.placement.ranks, order.microbatches) != (ranks, microbatches):
         raise ValueError(
-            f"{file} is an order of {order.placement.ranks} ranks and {order.microbatches} "
-            "microbatches a step; "
-            f"expected {ranks} and {microbatches}, as the pipeline has"
+            f"{file} is an order of {plural(order.placement.ranks, 'rank')} and "
+            f"{order.microbatches} microbatches a step; expected {ranks} and {microbatches}, as "
+            "the pipeline has"
         )
     if along:  # its cap is the least of all ranks', and each has the room that its order needs
         policy: Fixed = AlongPlan(order, order.needs, cap, strict=along == STRICTLY)

@@ -22,6 +22,7 @@ from .linger import LINGER, Linger
 from .message import Load, Meaning, Message
 from .order import Order
 from .placement import Placement
+from .plural import plural
 from .reader_messages import has_ended, has_read
 from .rules import Feature, OnDevice, Queue
 from .sharing import Hand, microbatch_for_slot
@@ -496,8 +497,8 @@ def _copies(job: Job, buckets: int | Sequence[int]) -> dict[int, list[Copies]]:
     counts = [buckets] * job.stages if isinstance(buckets, int) else buckets
     if len(counts) != job.stages or min(counts) < 1:
         raise ValueError(
-            f"{list(counts)} buckets on {job.stages} stages; expected a number for each stage, at "
-            "least 1"
+            f"{list(counts)} buckets on {plural(job.stages, 'stage')}; expected a number for each "
+            "stage, at least 1"
         )
     return {
         stage: [copies_by_pipe(stage, bucket, job.pipes) for bucket in range(count)]

@@ -31,6 +31,7 @@ from .bucket import Copies, copies_by_pipe
 from .job import Job, Seat
 from .lane import Counter, Gate, Lane
 from .message import Meaning, Message
+from .plural import plural
 from .rules import Feature, OnDevice, Pool, Queue, Row, features_of
 from .rules.collectives import groups_of
 from .rules.row import always
@@ -748,7 +749,8 @@ class RankState:
         steps = {self.job.step_of(end)[0] for end in (message.number, self.end) if end is not None}
         if self.end is not None and (not self.job.trains or len(steps) > 1):
             raise IllegalMove(
-                f"the end was told before: {self.end} microbatches, and now {message.number}"
+                f"the end was told before: {plural(self.end, 'microbatch')}, and now "
+                f"{message.number}"
             )
         self.end = message.number if self.end is None else min(self.end, message.number)
 
@@ -782,7 +784,7 @@ class RankState:
                     f"the next: {lane}"
                 )
         if not self.job.trains and self.end is not None and number >= self.end:
-            raise IllegalMove(f"{message}, but there are {self.end} microbatches: {lane}")
+            raise IllegalMove(f"{message}, but there are {plural(self.end, 'microbatch')}: {lane}")
         return lane
 
     def _story(self, stage: int) -> str:

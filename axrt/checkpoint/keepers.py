@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from axrt.config import Run
 from axrt.errors import ConfigError
+from axrt.scheduler.plural import plural
 
 _HOST = re.compile(r"[\w.-]{1,64}")
 
@@ -26,8 +27,8 @@ def host_name(run: Run, rank: int) -> str:
         )
     if rank >= len(made_up):
         raise ConfigError(
-            f"run.host_of = {run.host_of!r} has {len(made_up)} hosts, and there is a rank {rank}; "
-            "expected one for each rank, such as '0,0,1,1' for four"
+            f"run.host_of = {run.host_of!r} has {plural(len(made_up), 'host')}, and there is a "
+            f"rank {rank}; expected one for each rank, such as '0,0,1,1' for four"
         )
     return f"node-{made_up[rank]}"
 

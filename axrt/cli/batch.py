@@ -14,6 +14,7 @@ from axrt.clusters.batch import Order, mpi_of_environment, pbs, seconds_of, slur
 from axrt.config import AUTO, Config
 from axrt.errors import AxrtError, ConfigError
 from axrt.exit_codes import Exit, exit_code_of
+from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import is_own
 
 from .overrides import with_overrides
@@ -145,4 +146,4 @@ def _check_ranks(config: Config, ranks: int) -> None:
         if config.schedule.policy != AUTO:
             settled(config, model_of(config), mesh)
     except ConfigError as error:
-        raise ConfigError(f"on {ranks} ranks: {error}") from None
+        raise ConfigError(f"on {plural(ranks, 'rank')}: {error}") from None

@@ -25,6 +25,7 @@ from axrt.launch import MpiWorld, World, join
 from axrt.loading import layers_of_rank
 from axrt.observe.metrics import TOKENIZER, kept_in_run
 from axrt.pipelined_generation import PipelinedGeneration
+from axrt.scheduler.plural import plural
 
 
 @click.command(short_help="Let a trained model go on from a prompt.")
@@ -194,7 +195,7 @@ class _Writer:
 
     def speed(self) -> str:
         """How fast it has been."""
-        return f"{self._made} tokens, {self._made / self._took_s:,.1f} tokens/s"
+        return f"{plural(self._made, 'token')}, {self._made / self._took_s:,.1f} tokens/s"
 
     def close(self) -> None:
         """Leave the other ranks."""

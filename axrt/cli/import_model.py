@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from axrt.hugging_face.importing import GOES_ON, import_model
+from axrt.scheduler.plural import plural
 
 from .refusal import errors_as_lines
 
@@ -38,7 +39,7 @@ def import_command(theirs: Path, out: Path, context: int) -> None:
     model = config.model
     click.echo(
         f"{out}: {model.layers} blocks of width {model.width}, context {model.context}, "
-        f"{model.vocab} tokens. Train it with `axrt train {out / 'config.toml'} "
+        f"{plural(model.vocab, 'token')}. Train it with `axrt train {out / 'config.toml'} "
         f"checkpoint.resume={out} run.out=NEW data.source=YOURS.bin`, which axrt prepare makes of "
         "text"
     )

@@ -13,6 +13,7 @@ from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.model_costs import ModelCosts, world_of
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.planner import World
+from axrt.scheduler.plural import plural
 
 
 class CostsOrFile(click.ParamType):  # type: ignore[type-arg]
@@ -58,7 +59,8 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
             )
     if table.num_layers < placement.stages:
         raise ValueError(
-            f"the table has {table.num_layers} layers, which cannot fill {placement.stages} stages"
+            f"the table has {plural(table.num_layers, 'layer')}, which cannot fill "
+            f"{plural(placement.stages, 'stage')}"
         )
     layers = table.layers[samples_of(table, options)]
     cuts = cuts_on(placement, layers)

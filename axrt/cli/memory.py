@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from axrt.scheduler.plural import plural
+
 from .overrides import with_overrides
 
 if TYPE_CHECKING:  # --help needs no torch
@@ -83,16 +85,15 @@ def _as_json(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
 
 
 def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
-    from axrt.ledger.ledger import readable
-
     size, fullest = found.config.schedule, found.of_rank(found.fullest)
     lines = [
         f"ranks in the pipeline: {found.mesh.pipe}, replicas: {found.mesh.data}, policy "
-        f"{found.schedule.policy}, {size.microbatches} microbatches of {size.microbatch_size}",
+        f"{found.schedule.policy}, {plural(size.microbatches, 'microbatch')} of "
+        f"{size.microbatch_size}",
         "",
         *_table(found),
         "",
-        f"fullest: rank {found.fullest} with {readable(fullest.total())} on its device",
+        f"fullest: rank {found.fullest} with {found.unit.text(fullest.total())} on its device",
         *found.unknown,
     ]
     of = found.config.memory
@@ -106,9 +107,9 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
 def _table(found: "Prediction") -> list[str]:
     """A row for all ranks that show the same, a column for each purpose on a tier.
 
-    All cells are in one unit, that of the largest, so that columns can be compared by eye.
+    All cells are in one unit.
     """
-    from axrt.ledger.ledger import Tier, size_in, unit_of
+    from axrt.ledger.ledger import Tier
 
     by_rank = [found.of_rank(rank) for rank in range(found.size)]
     ledgers = {id(one): one for one in by_rank}  # few, though ranks may be thousands
@@ -126,12 +127,11 @@ def _table(found: "Prediction") -> list[str]:
         purpose.value if tier is Tier.DEVICE else f"{purpose.value} ({tier.value})"
         for tier, purpose in columns
     ]
-    most = max((one.total(tier) for one in ledgers.values() for tier in tiers), default=0)
-    unit, factor = unit_of(most)
+    unit = found.unit
     cells = {
         which: (
-            *(size_in(factor, one.of_purpose(purpose, tier)) for tier, purpose in columns),
-            *(size_in(factor, one.total(tier)) for tier in tiers),
+            *(unit.number(one.of_purpose(purpose, tier)) for tier, purpose in columns),
+            *(unit.number(one.total(tier)) for tier in tiers),
         )
         for which, one in ledgers.items()
     }
@@ -142,7 +142,7 @@ def _table(found: "Prediction") -> list[str]:
     rows += [(_spans(ranks), *of) for of, ranks in ranks_with.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        f"in {unit}" + (f" ({factor:,.0f} bytes)" if factor > 1 else ""),
+        f"in {unit.name}" + (f" ({unit.num_bytes:,.0f} bytes)" if unit.num_bytes > 1 else ""),
         *(
             "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             for row in rows
@@ -160,5 +160,5 @@ def _spans(ranks: list[int]) -> str:
             spans.append([rank, rank])
     told = [f"{first}-{last}" if first < last else f"{first}" for first, last in spans]
     if len(told) > _MOST_SPANS:
-        told = [*told[: _MOST_SPANS - 1], f"... {told[-1]} ({len(ranks)} ranks)"]
+        told = [*told[: _MOST_SPANS - 1], f"... {told[-1]} ({plural(len(ranks), 'rank')})"]
     return ",".join(told)

@@ -18,6 +18,7 @@ from axrt.data.prepare import Progress, prepare
 from axrt.data.prepared import Prepared
 from axrt.data.tokenizer import BYTES
 from axrt.exit_codes import Exit
+from axrt.scheduler.plural import plural
 
 from .refusal import errors_as_lines
 
@@ -118,7 +119,8 @@ def prepare_command(
 
 def _lines(order: Order, found: dict[str, Prepared]) -> Iterator[str]:
     for part, of in found.items():
-        yield f"{order.path(part, '.bin')}: {of.tokens:,} tokens of {of.documents:,} documents"
+        tokens, documents = plural(of.tokens, "token"), plural(of.documents, "document")
+        yield f"{order.path(part, '.bin')}: {tokens} of {documents}"
     if skipped := found[TRAINING].skipped:
         yield f"rows without text that were left out: {skipped:,}"
     is_held_out = HELD_OUT in found and found[HELD_OUT].tokens
@@ -133,10 +135,10 @@ def _lines(order: Order, found: dict[str, Prepared]) -> Iterator[str]:
     )
     if whole.end is not None:
         yield f"data.document_end={whole.end} keeps documents apart"
-    elif whole.documents > 1:
+    else:
         yield (
             f"warning: {order.tokenizer} has no token for the end of a document, so nothing stands "
-            "between two of them; --end names one"
+            "behind one; --end names one"
         )
 
 
@@ -159,7 +161,7 @@ class _OnBar:
 
     def __call__(self, progress: Progress) -> None:
         done, of = progress.done_bytes, progress.all_bytes
-        text = f"{progress.tokens:,} tokens"
+        text = plural(progress.tokens, "token")
         self._bar.update(self._task, completed=done, total=of, n=text)
 
 
@@ -174,4 +176,4 @@ class _Lines:
         if now_s - self._last_s >= _LINE_EVERY_S:
             self._last_s = now_s
             share = progress.done_bytes / max(1, progress.all_bytes)
-            click.echo(f"{share:.0%}, {progress.tokens:,} tokens", err=True)
+            click.echo(f"{share:.0%}, {plural(progress.tokens, 'token')}", err=True)

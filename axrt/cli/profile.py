@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from axrt.scheduler.plural import plural
+
 from .overrides import with_overrides
 
 if TYPE_CHECKING:  # --help needs no torch
@@ -126,7 +128,7 @@ def _run_like(config: "Config", like: Path) -> "Run":
     run, samples = Run.read(like), config.schedule.microbatch_size
     if run.microbatch_size not in (0, samples):
         raise ValueError(
-            f"{like}: its microbatches are of {run.microbatch_size} samples, and "
+            f"{like}: its microbatches are of {plural(run.microbatch_size, 'sample')}, and "
             f"schedule.microbatch_size is {samples}; expected a run of these settings"
         )
     has_settings = (like / "config.toml").is_file()
@@ -174,7 +176,7 @@ def _told(table: "CostTable", out: Path) -> str:
             )
         ]
         lines.append(
-            f"{len(layers)} layers, {size} samples: forward {seconds[0]:.2f} ms, input gradient "
-            f"{seconds[1]:.2f} ms, weight gradient {seconds[2]:.2f} ms"
+            f"{plural(len(layers), 'layer')}, {plural(size, 'sample')}: forward {seconds[0]:.2f} "
+            f"ms, input gradient {seconds[1]:.2f} ms, weight gradient {seconds[2]:.2f} ms"
         )
     return "\n".join([*lines, f"the table is in {out}"])

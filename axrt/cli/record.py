@@ -15,7 +15,7 @@ from axrt.config import AUTO, Config
 from axrt.device import CPU
 from axrt.engine import Engine
 from axrt.errors import ConfigError, SaveError
-from axrt.ledger.ledger import Tier, readable
+from axrt.ledger.ledger import Tier, Unit
 from axrt.ledger.prediction import Prediction
 from axrt.observe.idle import Idle
 from axrt.observe.metrics import MEMORY, STARTS, RunFiles
@@ -26,6 +26,7 @@ from axrt.observe.progress import Progress, Shown
 from axrt.observe.rate import Rate, TimeLeft
 from axrt.observe.trackers import Tracker, theirs
 from axrt.results import StepResult
+from axrt.scheduler.plural import plural
 from axrt.scheduler.timeline import Timeline
 
 DATA = "data"  # key of what identifies the data, in `extra` of checkpoints
@@ -108,10 +109,10 @@ class Record:
     def predicted(self, prediction: Prediction) -> None:
         """Show what the fullest rank will hold by prediction."""
         self._prediction, rank = prediction, prediction.fullest
-        ledger = prediction.of_rank(rank)
+        ledger, unit = prediction.of_rank(rank), prediction.unit
         self._show.say(
-            f"memory, predicted: at most {readable(ledger.total())} on a device, on rank {rank} "
-            f"({ledger.told()})"
+            f"memory, predicted: at most {unit.text(ledger.total())} on a device, on rank {rank} "
+            f"({ledger.told(unit)})"
         )
         for text in prediction.unknown:
             self._show.say(f"memory, {text}")
@@ -145,9 +146,11 @@ class Record:
         self._write_memory(held)
         peaks = [of.get(Tier.DEVICE.value, 0) for of in held]
         rank = peaks.index(max(peaks))
+        predicted = self._prediction.of_rank(rank).total()
+        unit = Unit.of(max(peaks[rank], predicted))
         self._show.say(
-            f"memory, measured: at most {readable(peaks[rank])}, on rank {rank}; predicted for it: "
-            f"{readable(self._prediction.of_rank(rank).total())} ({self._what_is_measured})"
+            f"memory, measured: at most {unit.text(peaks[rank])}, on rank {rank}; predicted for "
+            f"it: {unit.text(predicted)} ({self._what_is_measured})"
         )
 
     def began(self, resumed_from: Path | None, done: int, extra: Mapping[str, Any]) -> None:
@@ -234,7 +237,8 @@ class Record:
         except ConfigError as error:
             self._show.say(f"no trace for ui.perfetto.dev: {error}")
         self._show.say(
-            f"timeline of {self._config.run.trace_steps} steps in {self.directory / 'timeline.svg'}"
+            f"timeline of {plural(self._config.run.trace_steps, 'step')} in "
+            f"{self.directory / 'timeline.svg'}"
         )
 
     def saved(self, done: int) -> None:
@@ -385,8 +389,8 @@ def _describe(engine: Engine) -> str:
     config, size = engine.config, engine.config.schedule
     replica = " and replica" if engine.data_size > 1 else ""
     batch = (
-        f"{size.microbatches} microbatches of {size.microbatch_size} x {config.model.context} "
-        f"tokens a step{replica}"
+        f"{plural(size.microbatches, 'microbatch')} of {size.microbatch_size} x "
+        f"{config.model.context} tokens a step{replica}"
     )
     layout = f"ranks in the pipeline: {engine.pipe_size}" + (
         f", replicas: {engine.data_size}" if engine.data_size > 1 else ""
@@ -396,8 +400,8 @@ def _describe(engine: Engine) -> str:
         begins = ", ".join(map(str, engine.cuts[:-1]))
         policy += f" along a plan ({engine.placement} placement, stages from layers {begins} on)"
     return (
-        f"axrt: {layout}, policy {policy}, {batch}, {config.run.steps} steps "
-        f"on {engine.device}{_by_library(engine)}{_shared(engine)}"
+        f"axrt: {layout}, policy {policy}, {batch}, {plural(config.run.steps, 'step')} on "
+        f"{engine.device}{_by_library(engine)}{_shared(engine)}"
     )
 
 

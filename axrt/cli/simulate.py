@@ -23,6 +23,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS, placement_by_name
 from axrt.scheduler.planner import World
+from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Fixed
 from axrt.scheduler.recompute import most_recomputed
 from axrt.scheduler.schedules import build_schedule, search
@@ -567,11 +568,11 @@ def _taken(options: dict[str, Any]) -> str:
     if isinstance(options["costs"], CostTable):
         samples = samples_of(options["costs"], options)
         return (
-            f"costs: those of the table's layers with {samples} samples in a microbatch, cut by "
-            "their times (--json says where). Times are in ms."
+            f"costs: those of the table's layers with {plural(samples, 'sample')} in a microbatch, "
+            "cut by their times (--json says where). Times are in ms."
         )
     if options["stage_costs"]:
-        work = f"costs of {len(options['stage_costs'])} stages by --stage-costs"
+        work = f"costs of {plural(len(options['stage_costs']), 'stage')} by --stage-costs"
     else:
         work = "forward {:g}, input gradient {:g}, weight gradient {:g} of a rank".format(
             *options["costs"]
@@ -697,8 +698,8 @@ def _search(options: dict[str, Any], memory: float, form: str) -> None:
         _refuse(f"no schedule fits. {misfits[0]}")
     if not found:
         _refuse(
-            f"--memory {memory:g}: no schedule on {options['ranks']} ranks holds so little; "
-            "expected more, or more ranks"
+            f"--memory {memory:g}: no schedule on {plural(options['ranks'], 'rank')} holds so "
+            "little; expected more, or more ranks"
         )
     if form == "json":
         click.echo(

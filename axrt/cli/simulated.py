@@ -8,6 +8,7 @@ from typing import Any
 from axrt.cli.measured_costs import cuts_on, samples_of, world_on
 from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
+from axrt.scheduler.plural import plural
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.shards import with_shards
@@ -87,7 +88,7 @@ def _work(job: Job, options: dict[str, Any]) -> Work | tuple[Work, ...]:
         return Work(forward, back, weight, sent)
     if len(options["stage_costs"]) != job.stages:
         raise ValueError(
-            f"--stage-costs are of {len(options['stage_costs'])} stages, and there are "
+            f"--stage-costs are of {plural(len(options['stage_costs']), 'stage')}, and there are "
             f"{job.stages}; expected costs of each stage"
         )
     return tuple(

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from axrt.scheduler.comparison import Run
+from axrt.scheduler.plural import plural
 from axrt.scheduler.schedules import Outcome
 from axrt.scheduler.state import CAUSES, COPIES, END, INPUT, ROOM
 from axrt.scheduler.task import Kind
@@ -150,22 +151,21 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
             str(rank), cells[0], f"{100 * (foretold / took - 1):+.1f} %", *cells[1:], *counts
         )
     click.echo(
-        f"{found['policy']} on {found['placement']} placement, {run.steps} steps: measured / "
-        "predicted, ms\n"
-        f"a step took {1e3 * measured['step']:.2f} ms, predicted {1e3 * predicted['step']:.2f} "
-        f"({100 * (predicted['step'] / measured['step'] - 1):+.1f} %)"
+        f"{found['policy']} on {found['placement']} placement, {plural(run.steps, 'step')}: "
+        f"measured / predicted, ms\na step took {1e3 * measured['step']:.2f} ms, predicted "
+        f"{1e3 * predicted['step']:.2f} ({100 * (predicted['step'] / measured['step'] - 1):+.1f} %)"
     )
     _print(table, 120)
     click.echo(
         f"fitted: {1e6 * fit['task']:.0f} us a task for the loop, {1e6 * fit['latency']:.0f} us a "
         f"message, jitter {fit['jitter']:.2f}, lengths {fit['lengths']:.2f}, "
-        f"{fit['pieces']} pieces of a weight gradient"
+        f"{plural(fit['pieces'], 'piece')} of a weight gradient"
     )
     if fit["slots"]:
         click.echo(
             f"offloaded state: {1e6 * fit['fetch']:.0f} us in and {1e6 * fit['store']:.0f} us out "
-            f"a bucket, {1e6 * fit['step']:.0f} us its step; {fit['slots']} slots, "
-            f"{max(fit['buckets'])} buckets at most on a stage"
+            f"a bucket, {1e6 * fit['step']:.0f} us its step; {plural(fit['slots'], 'slot')}, "
+            f"{plural(max(fit['buckets']), 'bucket')} at most on a stage"
         )
     if fit["bring"] is not None:
         click.echo(f"weights in scratch: {1e6 * fit['bring']:.0f} us to bring those of a stage")
@@ -173,7 +173,7 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
         took = ", ".join(f"{1e6 * cost:.0f} us its {kind}" for kind, cost in fit["on_host"].items())
         click.echo(
             f"steps on the host: {took} a bucket; {fit['host_rooms']} rooms, "
-            f"{max(fit['buckets'])} buckets at most on a stage"
+            f"{plural(max(fit['buckets']), 'bucket')} at most on a stage"
         )
     click.echo("in flight, held: the most on a rank, in microbatches of a stage")
     if others:

@@ -44,6 +44,7 @@ from axrt.observe.progress import Progress, progress_for
 from axrt.observe.trackers import check_trackers, trackers_of
 from axrt.restarts.witness import witnessed
 from axrt.schedule import few_microbatches
+from axrt.scheduler.plural import plural
 from axrt.store.presets import optimizer_factory
 from axrt.survivors import SurvivingWorld
 from axrt.threads import crowding, usable_cores
@@ -568,9 +569,9 @@ def _steps(
         skipped = skipped + 1 if result.skipped and not falls else 0  # a scale ends at its floor
         if skipped == _MOST_SKIPPED:
             raise NonFiniteLossError(
-                f"the norm of the gradients was no finite number in {skipped} steps in a row, the "
-                f"last {done - 1}; expected that to pass. "
-                "Lower optimizer.lr or lengthen optimizer.warmup_steps, and go on from a checkpoint"
+                f"the norm of the gradients was no finite number in {plural(skipped, 'step')} in a "
+                f"row, the last {done - 1}; expected that to pass. Lower optimizer.lr or lengthen "
+                "optimizer.warmup_steps, and go on from a checkpoint"
             )
         if validates and (done == run.steps or (run.eval_every and done % run.eval_every == 0)):
             validate(done)

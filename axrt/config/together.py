@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from axrt.scheduler.plural import plural
+
 from .data import Data
 from .memory import Memory
 from .parallel import Parallel
@@ -41,8 +43,9 @@ def _of_groups(memory: Memory, parallel: Parallel) -> Iterator[str]:
         if replicas and parallel.data % replicas:
             fits = [n for n in range(least, parallel.data + 1) if not parallel.data % n]
             yield (
-                f"{key} = {replicas} of parallel.data = {parallel.data} replicas; expected 0 for "
-                f"all of them{', or one of ' * bool(fits)}{', '.join(map(str, fits))}"
+                f"{key} = {replicas} of parallel.data = {plural(parallel.data, 'replica')}; "
+                "expected 0 for all of "
+                f"them{', or one of ' * bool(fits)}{', '.join(map(str, fits))}"
             )
         if 1 < replicas < parallel.data and parallel.collectives == "library":
             yield (

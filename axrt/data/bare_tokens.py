@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axrt.errors import DataError
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import opened
 
 AUTO = "auto"
@@ -95,8 +96,8 @@ def _of_llm_c(path: Path, size: int, begins: bytes) -> Form | None:
     whole = _HEADER_BYTES + number * form.dtype.itemsize
     if size != whole:
         raise DataError(
-            f"{path} has {size} bytes, and its header says {number} tokens of {form.dtype}; "
-            f"expected {whole}: the whole file"
+            f"{path} has {size} bytes, and its header says {plural(number, 'token')} of "
+            f"{form.dtype}; expected {whole}: the whole file"
         )
     return form
 

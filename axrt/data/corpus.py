@@ -15,6 +15,7 @@ import numpy as np
 
 from axrt.config import Data
 from axrt.errors import DataError
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import read_bytes
 
 from .identity import identity_of
@@ -109,8 +110,8 @@ def check_prepared(config: Data, vocab: int) -> None:
             )
         if told.vocab > vocab:
             raise DataError(
-                f"{source.key} = {source.name!r} has a tokenizer of {told.vocab} tokens, and "
-                f"model.vocab is {vocab}; expected model.vocab = {told.vocab}"
+                f"{source.key} = {source.name!r} has a tokenizer of {plural(told.vocab, 'token')}, "
+                f"and model.vocab is {vocab}; expected model.vocab = {told.vocab}"
             )
     for (one, of_one), (other, of_other) in pairwise(known):
         if not of_one.same_tokenizer(of_other):
@@ -138,7 +139,7 @@ def _told_of(source: _Source) -> Prepared | None:
 
 
 def _named(prepared: Prepared) -> str:
-    return f"{prepared.tokenizer!r} ({prepared.vocab} tokens)"
+    return f"{prepared.tokenizer!r} ({plural(prepared.vocab, 'token')})"
 
 
 def identities(config: Data) -> dict[str, str]:
@@ -184,9 +185,8 @@ def _check(
 ) -> None:
     if len(tokens) <= context:
         raise DataError(
-            f"{source.key} = {source.name!r} has {len(tokens)} tokens {what}; expected more than "
-            f"model.context = {context}. "
-            "Give it more, or lower "
+            f"{source.key} = {source.name!r} has {plural(len(tokens), 'token')} {what}; expected "
+            f"more than model.context = {context}. Give it more, or lower "
             f"model.context{' or data.held_out' if source.key == 'data.source' else ''}"
         )
     row = Row(tokens)

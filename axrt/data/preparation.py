@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from axrt.errors import ConfigError
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import json_of, read_bytes, read_text
 
 from .documents import Fields, files_of
@@ -98,7 +99,7 @@ class Order:
 
     def _made_with(self) -> str:
         if self.train_tokenizer:
-            return f"one of {self.train_tokenizer} tokens, made from the sources"
+            return f"one of {plural(self.train_tokenizer, 'token')}, made from the sources"
         path = Path(self.tokenizer)
         if not path.is_file():
             return self.tokenizer

@@ -32,6 +32,7 @@ import numpy as np
 
 from axrt.checkpoint.durable import durable, write_durably
 from axrt.errors import DataError
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import read_bytes
 
 from .bundles import Bundle, Done, Row, WholeRow, bundle_file, bundles_of, rows_of
@@ -124,9 +125,9 @@ def _check_same(order: Order, made: Prepared, tokens: dict[str, Any] | None) -> 
     before = {"vocab": made.vocab, "end": made.end}
     if tokens and before != tokens:
         raise DataError(
-            f"{order.path(TRAINING, '.bin')} was made with {made.vocab} tokens, and {made.end} "
-            f"behind each document; {order.tokenizer} has {tokens['vocab']}, and {tokens['end']}. "
-            "Expected the same, or --force to make it anew"
+            f"{order.path(TRAINING, '.bin')} was made with {plural(made.vocab, 'token')}, and "
+            f"{made.end} behind each document; {order.tokenizer} has {tokens['vocab']}, and "
+            f"{tokens['end']}. Expected the same, or --force to make it anew"
         )
 
 
@@ -160,8 +161,8 @@ def _with_tokenizer(order: Order, pieces: Sequence[Piece], say: Callable[[str], 
         return order
     if not path.exists():
         say(
-            f"a tokenizer of {vocab} tokens is made from {', '.join(order.sources)}; that takes up "
-            "to a few minutes, and begins anew if it is interrupted"
+            f"a tokenizer of {plural(vocab, 'token')} is made from {', '.join(order.sources)}; "
+            "that takes up to a few minutes, and begins anew if it is interrupted"
         )
         with _workers(1) as pool:  # apart: the library hears no Ctrl-C until it is done
             began_s = time.monotonic()
@@ -172,7 +173,7 @@ def _with_tokenizer(order: Order, pieces: Sequence[Piece], say: Callable[[str], 
             learnt.result()
         found = tokenizer_of(str(path)).vocab
         if found < vocab:
-            say(f"it came to {found} tokens, as the text has no more pairs to join")
+            say(f"it came to {plural(found, 'token')}, as the text has no more pairs to join")
     return replace(order, tokenizer=str(path))
 
 
@@ -195,9 +196,11 @@ def _made(
         told(Progress(done_bytes, all_bytes, tokens))
     if skipped and not tokens:
         raise DataError(
-            f"{', '.join(order.sources)}: none of {skipped} rows has text in {order.field!r}; "
-            "expected another --field"
+            f"{', '.join(order.sources)}: none of {plural(skipped, 'row')} has text in "
+            f"{order.field!r}; expected another --field"
         )
+    if not tokens:
+        raise DataError(f"{', '.join(order.sources)} holds no text; expected some")
     size = order.dtype(tokenizer_of(order.tokenizer, order.end)).itemsize
     rows = rows_of(order, len(bundles), size)
     return {part: _joined(order, part, *rows[part], made_of, skipped) for part in order.parts}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from axrt.checkpoint.durable import write_durably
 from axrt.errors import ConfigError, DataError
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import json_of, read_text
 
 BYTES = "bytes"
@@ -245,7 +246,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, path: Path) -> None:
     library = _imported("tokenizers")
     least = 257
     if vocab < least:
-        raise DataError(f"a tokenizer of {vocab} tokens; expected at least {least}")
+        raise DataError(f"a tokenizer of {plural(vocab, 'token')}; expected at least {least}")
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()

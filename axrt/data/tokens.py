@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axrt.errors import DataError
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import opened
 
 from .bare_tokens import AUTO, Form, bytes_before, form_of
@@ -129,8 +130,8 @@ def _of_index(path: Path, size: int, index: Path, dtype: str) -> Form:
         )
     if size != number * found.itemsize:
         raise DataError(
-            f"{path} has {size} bytes, but {index} says {number} tokens of {found}; expected the "
-            "whole file (is one of the two cut off, or of another data set?)"
+            f"{path} has {size} bytes, but {index} says {plural(number, 'token')} of {found}; "
+            "expected the whole file (is one of the two cut off, or of another data set?)"
         )
     return Form(found, 0, number)
 
@@ -180,15 +181,17 @@ def _indexed(index: Path, file: BufferedReader) -> tuple[np.dtype[Any], int]:
             "integers"
         )
     if size < _HEAD.size + 4 * sequences:
-        raise DataError(f"{index} is cut off; expected the lengths of {sequences} sequences")
+        raise DataError(
+            f"{index} is cut off; expected the lengths of {plural(sequences, 'sequence')}"
+        )
     number = 0
     for first in range(0, sequences, _AT_ONCE):
         lengths = np.frombuffer(file.read(4 * min(_AT_ONCE, sequences - first)), np.int32)
         if (lengths < 0).any():
             at = int(np.argmax(lengths < 0))
             raise DataError(
-                f"{index} says that sequence {first + at} (from 0) has {lengths[at]} tokens; "
-                "expected 0 or more: write it again"
+                f"{index} says that sequence {first + at} (from 0) has "
+                f"{plural(lengths[at], 'token')}; expected 0 or more: write it again"
             )
         number += int(lengths.sum(dtype=np.int64))
     return np.dtype(_TYPES[code]), number

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from axrt.errors import LaunchError
 from axrt.launch import check_world
+from axrt.scheduler.plural import plural
 from axrt.threads import share_of, threads_of
 
 from .facts import Facts
@@ -132,7 +133,8 @@ def _launcher(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Level.OK,
             "launcher",
-            f"{facts.launcher.launcher}: {facts.mpi.size} ranks, {facts.mpi.on_node} on this node",
+            f"{facts.launcher.launcher}: {plural(facts.mpi.size, 'rank')}, {facts.mpi.on_node} on "
+            "this node",
         )
 
 
@@ -181,8 +183,8 @@ def _cores(ranks: Sequence[Facts]) -> Iterator[Finding]:
         else "OMP_NUM_THREADS is not set: the rank's share of the cores"
     )
     text = (
-        f"{_number(cores, 'core')}, {_number(on_node, 'rank')} here with "
-        f"{_number(threads, 'thread')} each ({told})"
+        f"{plural(cores, 'core')}, {plural(on_node, 'rank')} here with {plural(threads, 'thread')} "
+        f"each ({told})"
     )
     if on_node > cores:
         yield Finding(
@@ -198,10 +200,6 @@ def _cores(ranks: Sequence[Facts]) -> Iterator[Finding]:
         )
     else:
         yield Finding(Level.OK, "cores", text)
-
-
-def _number(count: int, of: str) -> str:
-    return f"{count} {of}{'' if count == 1 else 's'}"
 
 
 def _links(links: Sequence[Link]) -> Iterator[Finding]:

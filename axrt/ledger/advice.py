@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from axrt.config import Config
 from axrt.errors import ConfigError
+from axrt.scheduler.plural import plural
 
-from .ledger import Ledger, Tier, readable
+from .ledger import Ledger, Tier, Unit
 from .prediction import Prediction, Predictor
 
 _GB = 1e9
@@ -33,18 +34,19 @@ class Advice(NamedTuple):
     text: str  # key and value to set
     saves: int  # bytes by which the device of the fullest rank holds less
     then: Prediction  # prediction with the change
+    unit: Unit  # what sizes are said in
 
     def __str__(self) -> str:
         fuller = self.then.of_rank(self.then.fullest)
         beside = [
-            f"{readable(fuller.total(tier))} on the {tier.value}"
+            f"{self.unit.text(fuller.total(tier))} on the {tier.value}"
             for tier in (Tier.HOST, Tier.DISK)
             if fuller.total(tier)
         ]
         there = f" ({', '.join(beside)})" if beside else ""
         return (
-            f"{self.text} would save {readable(self.saves)}: rank {self.then.fullest} would be the "
-            f"fullest, with {readable(self.then.most)}{there}"
+            f"{self.text} would save {self.unit.text(self.saves)}: rank {self.then.fullest} would "
+            f"be the fullest, with {self.unit.text(self.then.most)}{there}"
         )
 
 
@@ -59,7 +61,7 @@ def advices(predictor: Predictor, now: Prediction) -> list[Advice]:
             continue
         if set(then.unknown) - set(now.unknown):  # it would only know less
             continue
-        found.append(Advice(change.text, now.most - then.most, then))
+        found.append(Advice(change.text, now.most - then.most, then, now.unit))
     worth = [one for one in found if one.saves > _WORTH_IT * now.most]
     return sorted(worth, key=lambda one: -one.saves)
 
@@ -87,10 +89,10 @@ def refusal(predictor: Predictor, now: Prediction) -> str:
     if fits(now):
         return _refused_scratch(now)
     room, fullest = now.config.memory.device_gb, now.fullest
-    held = "; ".join([now.of_rank(fullest).told(), *now.unknown])
+    held = "; ".join([now.of_rank(fullest).told(now.unit), *now.unknown])
     return (
-        f"memory.device_gb = {room:g}, but rank {fullest} will hold {readable(now.most)} on its "
-        f"device by prediction: {held}. {_what_to_do(predictor, now)}"
+        f"memory.device_gb = {room:g}, but rank {fullest} will hold {now.unit.text(now.most)} on "
+        f"its device by prediction: {held}. {_what_to_do(predictor, now)}"
     )
 
 
@@ -102,8 +104,8 @@ def _refused_scratch(now: Prediction) -> str:
         return ""
     return (
         f"memory.scratch_gb = {memory.scratch_gb:g}, but rank {needs.index(most)} will keep "
-        f"{readable(_scratch_bytes(most))} in memory.scratch = {memory.scratch!r}: "
-        f"{most.told(Tier.HOST, Tier.DISK)}; expected at least "
+        f"{now.unit.text(_scratch_bytes(most))} in memory.scratch = {memory.scratch!r}: "
+        f"{most.told(now.unit, Tier.HOST, Tier.DISK)}; expected at least "
         f"{_rounded_up(_scratch_bytes(most))}"
     )
 
@@ -166,7 +168,7 @@ def _changes(now: Prediction, layers: int) -> Iterator[Change]:
     more = _with(config, "parallel", "pipe", ranks)
     if more is not None and ranks > now.mesh.pipe:
         size = ranks * parallel.data
-        yield Change(f"parallel.pipe = {ranks} on {size} ranks", more, size)
+        yield Change(f"parallel.pipe = {ranks} on {plural(size, 'rank')}", more, size)
 
 
 def _weights_in_scratch(now: Prediction, chunks: int) -> Iterator[Change]:

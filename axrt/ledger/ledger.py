@@ -87,21 +87,19 @@ class Ledger:
         there = (*IN_SCRATCH, Purpose.STASH)
         return Ledger(tuple(e for e in self.entries if e.purpose in there and e.tier in _LOW))
 
-    def told(self, *tiers: Tier) -> str:
+    def told(self, unit: "Unit", *tiers: Tier) -> str:
         """What is on some tiers, the largest first, such as "moments 4.10, weights 0.05 GB".
 
-        All sizes are in the unit of the largest.
-
         Args:
+            unit: what sizes are said in.
             tiers: the tiers; none: the device.
         """
         there = [entry for entry in self.entries if entry.tier in (tiers or (Tier.DEVICE,))]
         there.sort(key=lambda entry: -entry.num_bytes)
         if not there:
             return ""
-        unit, factor = unit_of(there[0].num_bytes)
-        sizes = [f"{one.purpose.value} {size_in(factor, one.num_bytes)}" for one in there]
-        return f"{', '.join(sizes)} {unit}"
+        sizes = [f"{one.purpose.value} {unit.number(one.num_bytes)}" for one in there]
+        return f"{', '.join(sizes)} {unit.name}"
 
     def as_dict(self) -> dict[str, Any]:
         """The entries and sums, as JSON can hold them."""
@@ -114,27 +112,40 @@ class Ledger:
         }
 
 
+class Unit(NamedTuple):
+    """What sizes are said in. One output has one of them, so that its sizes can be compared by eye.
+
+    Attributes:
+        name: such as "MB".
+        num_bytes: how many bytes it is, such as 10^6.
+    """
+
+    name: str
+    num_bytes: float
+
+    @classmethod
+    def of(cls, largest: float) -> "Unit":
+        """The unit for sizes in bytes of which this is the largest."""
+        for name, num_bytes in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+            if abs(largest) >= num_bytes * 0.9995:
+                return cls(name, num_bytes)
+        return cls("B", 1.0)
+
+    def number(self, num_bytes: float) -> str:
+        """A size without the unit, with two decimals; what rounds to nothing is "<0.01"."""
+        value = num_bytes / self.num_bytes
+        if self.num_bytes == 1:
+            return f"{value:.0f}"
+        return f"{value:,.2f}" if value >= 0.005 or not num_bytes else "<0.01"
+
+    def text(self, num_bytes: float) -> str:
+        """A size of three digits or, where it is less than the unit, as `number` has it."""
+        value = num_bytes / self.num_bytes
+        if self.num_bytes == 1 or value < 9.995:
+            return f"{self.number(num_bytes)} {self.name}"
+        return f"{value:,.{1 if value < 99.95 else 0}f} {self.name}"
+
+
 def readable(num_bytes: float) -> str:
-    """A size with three digits, such as "12.3 MB" (10^6 bytes)."""
-    unit, factor = unit_of(num_bytes)
-    value = num_bytes / factor
-    if factor == 1:
-        return f"{value:.0f} {unit}"
-    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{digits}f} {unit}"
-
-
-def unit_of(num_bytes: float) -> tuple[str, float]:
-    """The unit a size is said in, and its bytes: ("MB", 1e6) for 45,600,000."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(num_bytes) >= factor * 0.9995:
-            return unit, factor
-    return "B", 1.0
-
-
-def size_in(factor: float, num_bytes: float) -> str:
-    """A size in a unit of so many bytes, with two decimals; what rounds to nothing is "<0.01"."""
-    if factor == 1:
-        return f"{num_bytes:.0f}"
-    value = num_bytes / factor
-    return f"{value:,.2f}" if value >= 0.005 or not num_bytes else "<0.01"
+    """A size by itself, with three digits, such as "12.3 MB" (10^6 bytes)."""
+    return Unit.of(num_bytes).text(num_bytes)

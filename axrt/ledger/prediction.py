@@ -17,7 +17,7 @@ from axrt.store.bucket import OptimizerFactory
 from axrt.store.probe import Probed, probed
 
 from .activations import Stashes
-from .ledger import Entry, Ledger, Purpose, Tier
+from .ledger import Entry, Ledger, Purpose, Tier, Unit
 from .occupancy import Occupancies, Occupancy
 from .offloaded import scratch_of, state_entries
 from .parameters import BucketBytes, BucketSizes, StageBytes, StageParameters
@@ -65,6 +65,12 @@ class Prediction:
     def most(self) -> int:
         """Bytes on the device of the fullest rank."""
         return self.of_rank(self.fullest).total()
+
+    @cached_property
+    def unit(self) -> Unit:
+        """What all sizes of one output are said in: that of what a tier of a rank holds most."""
+        ledgers = {id(one): one for one in self.of_ranks}.values()
+        return Unit.of(max(one.total(tier) for one in ledgers for tier in Tier))
 
     @property
     def size(self) -> int:

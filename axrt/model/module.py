@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError
+from axrt.scheduler.plural import plural
 
 from .hidden import check_none_hidden
 from .hints import why_missing
@@ -136,8 +137,8 @@ class PipelineModule:
         if self.num_stages not in (None, stages):
             raise ConfigError(
                 f"the model asks for num_stages = {self.num_stages} and the run's pipeline has "
-                f"{stages} stages; expected as many. Leave num_stages away, or change the number "
-                "of ranks or schedule.placement"
+                f"{plural(stages, 'stage')}; expected as many. Leave num_stages away, or change "
+                "the number of ranks or schedule.placement"
             )
         cuts = boundaries(self.layers, stages, override or self.partition_method, held)
         if isinstance(self.layers[-1], Loss) and cuts[-2] == cuts[-1]:

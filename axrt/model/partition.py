@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from axrt.errors import ConfigError
 from axrt.scheduler.balance import Stages, balanced, evened
+from axrt.scheduler.plural import plural
 
 from .layers import Layer, counted, name_of, num_multiplied, num_parameters
 
@@ -42,9 +43,9 @@ def boundaries(
         one_a_rank = held is None or all(len(stages_of) == 1 for stages_of in held)
         policy = "" if one_a_rank else ", or take a policy with one stage a rank, such as zb-h1"
         raise ConfigError(
-            f"{len(layers)} layers cannot fill {stages} stages; expected at most {len(layers)}. "
-            "Start fewer ranks, make replicas of shorter pipelines (parallel.data), or give the "
-            f"model more layers{policy}"
+            f"{plural(len(layers), 'layer')} cannot fill {plural(stages, 'stage')}; expected at "
+            f"most {len(layers)}. Start fewer ranks, make replicas of shorter pipelines "
+            f"(parallel.data), or give the model more layers{policy}"
         )
     weights = counted(layers, _weight_by(method))
     if not any(weights):
@@ -85,7 +86,7 @@ def _checked(cuts: list[int], layers: int, stages: int) -> list[int]:
         or any(a > b for a, b in pairwise(cuts))
     ):
         raise ConfigError(
-            f"partition {cuts} does not cut {layers} layers into {stages} stages; expected "
-            f"{stages + 1} rising numbers from 0 to {layers}"
+            f"partition {cuts} does not cut {plural(layers, 'layer')} into "
+            f"{plural(stages, 'stage')}; expected {stages + 1} rising numbers from 0 to {layers}"
         )
     return cuts

@@ -14,6 +14,7 @@ from axrt.config import AUTO, Config
 from axrt.data.prepared import KEPT, Prepared, tokenizer_name
 from axrt.data.tokenizer import MOST_BYTES
 from axrt.errors import ConfigError, SaveError
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import read_bytes
 
 from .json_lines import (
@@ -140,8 +141,8 @@ class RunFiles:
             append(self.directory / METRICS, "".join(self._unwritten).encode())
         except OSError as error:
             raise SaveError(
-                f"{self.directory / METRICS}: {error.strerror}; {len(self._unwritten)} lines wait "
-                "to be written"
+                f"{self.directory / METRICS}: {error.strerror}; "
+                f"{plural(len(self._unwritten), 'line')} wait to be written"
             ) from None
         self._unwritten.clear()
 

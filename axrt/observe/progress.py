@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, Self
 
 import psutil
 
-from axrt.ledger.ledger import readable
+from axrt.ledger.ledger import Unit
 
 _LONGEST_S = 1e10  # that is told: three hundred years
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "srun"}
@@ -39,7 +39,8 @@ class Shown(NamedTuple):
         mfu = "" if self.mfu is None else f"  MFU {self.mfu:.1%}"
         causes = ", ".join(f"{cause} {share:.0%}" for cause, share in self.idle.items())
         idle = f"  idle {sum(self.idle.values()):.0%} ({causes})" if self.idle else ""
-        memory = "".join(f"  {tier} {readable(size)}" for tier, size in self.memory.items())
+        unit = Unit.of(max(self.memory.values(), default=0))
+        memory = "".join(f"  {tier} {unit.text(size)}" for tier, size in self.memory.items())
         return f"loss {self.loss:.3f}  lr {self.lr:.2g}{norm}{rate}{mfu}{idle}{memory}"
 
     @property

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import chain, cycle
 from statistics import median
 from typing import Any
 
-from axrt.ledger.ledger import Tier, readable
+from axrt.ledger.ledger import Tier, Unit, readable
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
 from axrt.scheduler.timeline import Delivery, Timeline
@@ -264,17 +264,15 @@ def _memory(memory: Mapping[str, Any]) -> Chart:
         "xaxis": {"title": {"text": "rank"}, "dtick": 1},
         "yaxis": {"title": {"text": "bytes"}, "tickformat": ".2s"},
     }
-    rows = [
+    in_bytes = [
         [
-            str(rank),
-            *(
-                readable(sum(of[rank] for (one, _), of in sizes.items() if one == tier))
-                for tier in tiers
-            ),
-            *(readable(measured[rank].get(tier, 0)) for tier in found if rank < len(measured)),
+            *(sum(of[rank] for (one, _), of in sizes.items() if one == tier) for tier in tiers),
+            *(measured[rank].get(tier, 0) for tier in found if rank < len(measured)),
         ]
         for rank in ranks
     ]
+    unit = Unit.of(max(chain(*in_bytes), default=0))
+    rows = [[str(rank), *map(unit.text, of)] for rank, of in zip(ranks, in_bytes, strict=True)]
     says = (
         f"What ranks hold by prediction, and the most that was measured ({memory.get('of', '')})."
     )

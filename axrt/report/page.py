@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
+from axrt.scheduler.plural import plural
+
 from .charts import Chart, Rows, charts_of
 from .run_data import RunData
 
@@ -188,7 +190,7 @@ def _starts(run: RunData) -> str:
         [
             _moment(one["began"]),
             str(one["step"]),
-            f"{one['gained']} steps in {one['took_s']:.0f} s",
+            f"{plural(one['gained'], 'step')} in {one['took_s']:.0f} s",
             str(one["code"]),
             ", ".join(one["lost"]),
         ]

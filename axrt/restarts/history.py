@@ -13,6 +13,7 @@ from axrt.observe.json_lines import (
     is_text,
     is_texts,
 )
+from axrt.scheduler.plural import plural
 
 LAUNCHES = "launches.jsonl"
 LAUNCH: Fits = {  # what may stand in a line
@@ -45,8 +46,9 @@ class Start:
         lost = f", lost {', '.join(self.lost)}" if self.lost else ""
         where = f" on {', '.join(self.hosts)}" if self.hosts else ""
         return (
-            f"{self.began} {self.ranks} ranks{where} from step {self.step}: {self.gained} steps in "
-            f"{self.took_s:.0f} s, ended with {self.code}{said}{lost}"
+            f"{self.began} {plural(self.ranks, 'rank')}{where} from step {self.step}: "
+            f"{plural(self.gained, 'step')} in {self.took_s:.0f} s, ended with "
+            f"{self.code}{said}{lost}"
         )
 
 

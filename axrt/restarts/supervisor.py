@@ -23,6 +23,7 @@ from axrt.config import AUTO, Config
 from axrt.errors import ConfigError
 from axrt.exit_codes import Exit
 from axrt.observe.metrics import in_its_directory, stays
+from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import open_regular
 
 from .decision import decide
@@ -284,24 +285,26 @@ class Supervisor:
         wanted = self._command.ranks
         if self._config is None:
             raise ConfigError(
-                f"hosts have {slots} slots for {wanted} ranks; expected as many, since the layout "
-                "of a script is its own"
+                f"hosts have {plural(slots, 'slot')} for {plural(wanted, 'rank')}; expected as "
+                "many, since the layout of a script is its own"
             )
         self._whole = self._whole or whole_layout(self._config, wanted)
         found = smaller_layouts(self._config, self._whole, slots)
         if not found:
             raise ConfigError(
-                f"hosts have {slots} slots, on which no layout has the same "
-                f"{self._config.global_batch} samples a step; expected more hosts"
+                f"hosts have {plural(slots, 'slot')}, on which no layout has the same "
+                f"{plural(self._config.global_batch, 'sample')} a step; expected more hosts"
             )
         best = found[0]
-        kept_back = f", {self._spares} hosts being kept back (--spares)" if self._spares else ""
+        kept_back = (
+            f", {plural(self._spares, 'host')} being kept back (--spares)" if self._spares else ""
+        )
         out = f", without {', '.join(sorted(self._out))}" if self._out else ""
         _say(
-            f"{self._hosts} has {slots} slots for {wanted} ranks{out}{kept_back}. Replicas: "
-            f"{best.data}, ranks of each: {best.pipe}, microbatches of each: "
-            f"{best.microbatches}. A step has the same samples, at "
-            f"{self._whole.step / best.step:.2f} of the speed by simulation"
+            f"{self._hosts} has {plural(slots, 'slot')} for "
+            f"{plural(wanted, 'rank')}{out}{kept_back}. Replicas: {best.data}, ranks of each: "
+            f"{best.pipe}, microbatches of each: {best.microbatches}. A step has the same samples, "
+            f"at {self._whole.step / best.step:.2f} of the speed by simulation"
         )
         return best
 

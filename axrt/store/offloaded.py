@@ -43,6 +43,7 @@ from axrt.errors import ModelError
 from axrt.offload.arena import PAGE_BYTES, Stretch
 from axrt.offload.memory import aligned
 from axrt.offload.tier import HostTier
+from axrt.scheduler.plural import plural
 
 from .flat import FlatBuffer, Layout, by_key, hollow
 from .masters import Masters
@@ -115,7 +116,11 @@ class OffloadedState:
         home: HostTier | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        of = f"{len(names)} parameters from {names[0]} to {names[-1]}" if names else "parameters"
+        of = (
+            f"{plural(len(names), 'parameter')} from {names[0]} to {names[-1]}"
+            if names
+            else "parameters"
+        )
         self._what = f"masters and optimizer state of {of}"
         self._home, self._at_home = home, False
         self._slots, self._parameters, self._masters = slots, list(parameters), masters

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from axrt.device import CPU
 from axrt.errors import DataError
+from axrt.scheduler.plural import plural
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -111,8 +112,8 @@ def _states(optimizer: torch.optim.Optimizer) -> Mapping[Tensor, Mapping[str, An
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     if len(numbers) != len(parameters):
         raise DataError(
-            f"{name}.state_dict() has groups of {len(numbers)} parameters, and the optimizer of "
-            f"{len(parameters)}; expected the same"
+            f"{name}.state_dict() has groups of {plural(len(numbers), 'parameter')}, and the "
+            f"optimizer of {len(parameters)}; expected the same"
         )
     return {
         parameter: told["state"].get(number, {})

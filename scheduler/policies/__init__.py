@@ -3,6 +3,7 @@
 from difflib import get_close_matches
 
 from ..placement import Placement, placement_by_name
+from ..plural import plural
 from .axonn import AxoNN
 from .bidirectional import Chimera, DualPipe
 from .gpipe import GPipe
@@ -110,8 +111,8 @@ def placement_for(
     if policy.name in (Interleaved.name, InterleavedZeroBubble.name) and microbatches % ranks:
         fits = (microbatches // ranks + 1) * ranks
         raise ValueError(
-            f"policy {policy.name} takes multiples of {ranks} ranks; set microbatches = {fits}, "
-            f"not {microbatches}, or policy breadth-first"
+            f"policy {policy.name} takes multiples of {plural(ranks, 'rank')}; set microbatches = "
+            f"{fits}, not {microbatches}, or policy breadth-first"
         )
     where = placement_by_name(placement or policy.placements[0], ranks, chunks)
     if microbatches % where.pipes:

@@ -86,7 +86,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_step_and_no_line(
     assert "No space left on device" in result.output
     assert (
         result.output.count(
-            "metrics.jsonl: No space left on device; 1 lines wait to be written; training goes on"
+            "metrics.jsonl: No space left on device; 1 line wait to be written; training goes on"
         )
         == 1
     )

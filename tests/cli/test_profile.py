@@ -90,8 +90,8 @@ def _step_s(costs: Path, *more: str) -> float:
         (lambda of: of["spans"][3].__setitem__(3, None), "no timeline: '<=' not supported"),
         (lambda of: of.update(schedule=[1]), "schedule is [1]"),
         (lambda of: of.update(ranks=0), "numbers (0, "),
-        (lambda of: of.update(ranks=3), "is of 1 ranks and 1 replicas, and it has rows of 3"),
-        (lambda of: of.update(stays=[1]), "it has stays of 1 stages; expected 2"),
+        (lambda of: of.update(ranks=3), "is of 1 rank and 1 replica, and it has rows of 3"),
+        (lambda of: of.update(stays=[1]), "it has stays of 1 stage; expected 2"),
         (
             lambda of: of["schedule"].update(name="fixed", order=[1]),
             "its schedule is not as a run writes it",
@@ -259,7 +259,7 @@ def test_a_table_like_a_run_shares_out_what_its_stages_took(costs: Path) -> None
 
     others = (
         (("--like", "out", "--samples", "3"), "expected --like alone"),
-        (("--like", "out", "schedule.microbatch_size=2"), "its microbatches are of 1 samples"),
+        (("--like", "out", "schedule.microbatch_size=2"), "its microbatches are of 1 sample"),
         (("--like", "out", "model.layers=2"), "out is of another model; expected one of [model]"),
         (("--like", "out", "model.width=16"), "out is of another model"),
         (("--like", "out/timeline.json", "model.layers=2"), "the run had 6 layers, and the mod"),

@@ -394,7 +394,7 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
                 "--offload-activations",
                 "2",
             ),
-            "offload_activations = 2 with 1 stages a rank; expected at least 3",
+            "offload_activations = 2 with 1 stage a rank; expected at least 3",
         ),
         (
             ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--straggler", "9:2"),

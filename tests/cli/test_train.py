@@ -72,7 +72,7 @@ def test_what_is_predicted_stands_beside_what_was_measured() -> None:
     )
     assert predicted, result.output
     assert re.search(
-        rf"memory, measured: at most {size}, on rank 0; predicted for it: {predicted[1]} \(growth "
+        rf"memory, measured: at most {size}, on rank 0; predicted for it: [\d.<]+ [kMG]?B \(growth "
         r"of the process since .*, with what torch and MPI load and keep for themselves",
         result.output,
     )

@@ -290,7 +290,7 @@ def test_an_end_may_be_named_and_where_there_is_none_that_is_said(tmp_path: Path
     sources = [str(tmp_path / "a.jsonl"), "--tokenizer", str(tmp_path / "tokenizer.json")]
     common = ["prepare", *sources, "--processes", "1"]
     none = CliRunner().invoke(main, [*common, "--out", str(tmp_path / "none")])
-    assert "has no token for the end of a document, so nothing stands between two" in none.output
+    assert "has no token for the end of a document, so nothing stands behind one" in none.output
     assert documents_of(tmp_path / "none.bin") == [[1, 1], [0]]
     named = CliRunner().invoke(main, [*common, "--end", "|", "--out", str(tmp_path / "named")])
     assert "data.document_end=2 keeps documents apart" in named.output
@@ -514,7 +514,7 @@ def test_ctrl_c_ends_all_processes_at_once_with_a_line(tmp_path: Path) -> None:
         start_new_session=True,
     )
     assert begun.stderr
-    assert "a tokenizer of 9999 tokens is made from" in begun.stderr.readline()
+    assert "a tokenizer of 9,999 tokens is made from" in begun.stderr.readline()
     while len(workers := psutil.Process(begun.pid).children(recursive=True)) < 2:
         time.sleep(0.005)  # the worker, and what keeps track of semaphores
     for worker in workers:
@@ -615,3 +615,14 @@ def test_a_trained_model_speaks_text_wherever_its_run_is(
         told = CliRunner().invoke(main, ["generate", path, "--prompt", "wörds", "--tokens", "5"])
         assert told.exit_code == 0, told.output
         assert told.output.startswith("wörds")
+
+
+def test_sources_without_text_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).touch()
+    sources = [str(tmp_path / name) for name in ("one.txt", "two.txt")]
+    out = ["--out", str(tmp_path / "out"), "--held-out", "0.1"]
+    result = CliRunner().invoke(main, ["prepare", *sources, *out])
+    assert result.exit_code == 2
+    assert "two.txt holds no text; expected some" in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.txt", "two.txt"]

@@ -1,6 +1,7 @@
 """`axrt memory`: what it prints, and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ def test_all_cells_are_in_one_unit() -> None:
     sums = [float(line.split()[at]) for line in lines[4:6]]
     assert sums == [pytest.approx(one["device_bytes"] / 1e6, abs=0.006) for one in ranks]
     assert not any(unit in line for line in lines[3:6] for unit in ("kB", "MB", "GB"))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("memory.zero=1", "memory.offload=stream"),
+        ("memory.zero=2", "memory.scratch_gb=1e-6", "memory.offload=stream"),
+        ("memory.device_gb=1e-5",),
+        ("model.vocab=100000", "memory.device_gb=0.001"),
+        ("precision.weights=bfloat16", "memory.offload=cpu"),
+        ("memory.zero=3", "memory.offload=stream", "memory.offload_parameters=true"),
+    ],
+)
+def test_one_output_has_one_unit(keys: tuple[str, ...]) -> None:
+    result = axrt("tiny.toml", "--ranks", "4", "parallel.data=2", *keys)
+    (unit,) = re.findall(r"^in (.*) \(", result.output, re.MULTILINE)
+    assert set(re.findall(r"\d ([kMGT]?B)\b", result.output)) == {unit}, result.output
 
 
 def test_json_says_the_same() -> None:

@@ -465,7 +465,7 @@ def test_scratch_that_is_too_small_is_refused_with_all_that_it_would_hold() -> N
     most = max(needs, key=lambda ledger: ledger.total(Tier.HOST))
     with pytest.raises(axrt.ConfigError, match=r"memory.scratch_gb = 0.0001, but rank ") as found:
         check_fits(predictor, config, 2)
-    assert most.told(Tier.HOST) in str(found.value)
+    assert most.told(predictor.predict(config, 2).unit, Tier.HOST) in str(found.value)
     enough = float(str(found.value).partition("expected at least ")[2].split(". ")[0])
     assert most.total(Tier.HOST) <= enough * 1e9 <= 1.01 * most.total(Tier.HOST)
     check_fits(predictor, Config.read(config, [f"memory.scratch_gb={enough}"]), 2)

@@ -523,7 +523,7 @@ def test_a_policy_is_found_by_name_and_a_wrong_one_is_refused_with_the_names() -
             "",
             2,
             8,
-            "placement linear has 1 stages a rank; chunks = 2 needs placement looped, or set "
+            "placement linear has 1 stage a rank; chunks = 2 needs placement looped, or set "
             "chunks = 0",
         ),
     ],
