@@ -89,6 +89,9 @@ def initialize(
         own = _config(settings, model, pipe, replicas)
         whole = _attempt(mistakes, lambda: Config.read(own))
         refuse(mistakes)
+        if model.base_seed is None and "seed" not in settings.config["run"]:
+            seed = {"initial_seed(), which torch.manual_seed(...) sets,": torch.initial_seed()}
+            world.check_alike({"torch": seed})
         assert stepping is not None
         assert groups is not None
     except ConfigError as error:
