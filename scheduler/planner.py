@@ -2,6 +2,14 @@
 world and some that are built for it, and then small changes of the best.
 """
 
+# Why not compiled. mypyc (mypy 2.4.1, gcc -O2) was tried on the pure part. It ends in a fault of
+# its own on fit.py and on the protocol of policies, and what it makes of task.py, message.py and
+# placement.py does not import: enums with columns, frozen classes that inherit. The twelve files
+# of the state, the simulator and the planner compile, with two exceptions moved out. On 8 ranks
+# with 16 microbatches a plan then took 2.04 s of CPU in place of 3.74 (medians of three), 1.8
+# times as fast; simulated steps of 16 ranks 1.7 (zb-v) and 1.9 times (1f1b), with the same
+# figures. Under twice, that is not worth a compiler in every install and files bent to its rules.
+
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
