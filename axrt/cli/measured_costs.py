@@ -47,15 +47,13 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
     for name in ("latency", "transfer", "task_cost", "pieces"):
         if options[name]:
             raise ValueError(
-                f"--{name.replace('_', '-')} and --costs with a file, which says that; expected "
-                "one of them"
+                f"{_said(name)} and --costs with a file, which says that; expected one of them"
             )
     for name in ("node", "reduce_transfer"):
         if options[name] and table.edge.bandwidth == inf:
             raise ValueError(
-                f"--{name.replace('_', '-')} counts on the bandwidth of links, which the table "
-                "does not limit; expected one of a job of two ranks or more: mpirun -n 2 axrt "
-                "profile"
+                f"world.{name} counts on the bandwidth of links, which the table does not limit; "
+                "expected one of a job of two ranks or more: mpirun -n 2 axrt profile"
             )
     if table.num_layers < placement.stages:
         raise ValueError(
@@ -68,6 +66,10 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
     world = world_of(placement, cuts, known)
     asked = {name: options[name] for name in ("jitter", "lengths") if options[name] is not None}
     return world._replace(costs=replace(world.costs, **asked))
+
+
+def _said(name: str) -> str:
+    return f"--{name}" if name == "latency" else f"world.{name}"
 
 
 def cuts_on(placement: Placement, layers: Sequence[LayerCosts]) -> list[int]:

@@ -16,13 +16,15 @@ import click
 
 from axrt.cli.measured_costs import CostsOrFile, samples_of, world_on
 from axrt.cli.option_types import Numbers, OwnPolicy, PolicyName, StageCosts
+from axrt.cli.overrides import with_overrides
 from axrt.cli.simulated import costs_of, figures_of, line_of, simulated
+from axrt.cli.simulated_world import World, instead_of
+from axrt.errors import ConfigError
 from axrt.exit_codes import Exit
 from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
-from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS, placement_by_name
-from axrt.scheduler.planner import World
+from axrt.scheduler.planner import World as PlannedWorld
 from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Fixed
 from axrt.scheduler.recompute import most_recomputed
@@ -31,130 +33,70 @@ from axrt.scheduler.simulator import Costs, order_of
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.timeline import Timeline
 
-# Options that say how long things take, and nothing of the schedule.
+# Options that a search takes: they say how long things take, and nothing of the schedule.
 _COSTS = (
-    *(
-        "--ranks",
-        "--microbatches",
-        "--memory",
-        "--json",
-        "--also",
-        "--csv",
-        "--costs",
-        "--samples",
-        "--stage-costs",
-        "--latency",
-        "--transfer",
-        "--task-cost",
-        "--step-cost",
-    ),
-    *(
-        "--replicas",
-        "--zero",
-        "--reductions",
-        "--gathered",
-        "--group",
-        "--share",
-        "--message-cost",
-        "--node",
-        "--reduce-cost",
-        "--reduce-transfer",
-        "--jitter",
-        "--straggler",
-        "--hiccups",
-        "--recompute",
-        "--pieces",
-    ),
-    *("--linger", "--steps", "--barrier", "--clip", "--seed", "--lengths"),
-    *("--buckets", "--slots", "--host-rooms", "--copy-costs", "--bring-cost"),
+    *("--ranks", "--microbatches", "--memory", "--also", "--json", "--csv", "--costs", "--samples"),
+    *("--stage-costs", "--latency", "--replicas", "--zero", "--jitter", "--recompute", "--steps"),
+    *("--seed", "--world", "[section.key=value]..."),
 )
-
-
 _MODES = ("--policy", "--search", "--plan")
-_USUAL = (
-    *("--policy", "--ranks", "--microbatches", "--steps", "--costs", "--latency", "--jitter"),
-    *("--replicas", "--recompute", "--search", "--plan", "--memory", "--like", "--what-if"),
-    *("--json", "--picture", "--timeline", "--write-order", "--help-all", "--help"),
-)
 
 
-class _Brief(click.Command):
-    """A command whose help has the usual options, so that it fits a screen; `--help-all` has
-    all."""
+class _Simulate(click.Command):
+    """The command, which knows what its former options have become."""
 
-    _shown: Callable[[click.Parameter], bool] = staticmethod(lambda parameter: True)
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        return list(filter(self._shown, super().get_params(ctx)))
-
-    def get_help(self, ctx: click.Context) -> str:
-        self._shown = lambda parameter: bool(set(parameter.opts) & set(_USUAL))
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().get_help(ctx)
-        finally:
-            del self._shown
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if instead := instead_of(error.option_name):
+                raise click.UsageError(f"{error.option_name} is gone: {instead}", ctx) from None
+            raise
 
 
-def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:
-        click.echo(click.Command.get_help(context.command, context))
-        context.exit()
-
-
-@click.command("simulate", cls=_Brief, short_help="Show what a schedule would do, or compare all.")
-@click.option(
-    "--help-all",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_help_all,
-    help="Show every option: more costs, links, hiccups, offload, what replicas share.",
+@click.command(
+    "simulate", cls=_Simulate, short_help="Show what a schedule would do, or compare all."
 )
 @click.option(
     "--policy",
     type=PolicyName([*NAMES, FIXED, "all"]),
-    help="the rule, or 'package.module:Class' of your own; all: a table of those that fit",
+    help="the rule, or one of your own; all: a table of those that fit",
 )
 @click.option(
     "--also",
     multiple=True,
     type=OwnPolicy(),
-    help="with --policy all or --search: a policy of your own, too; may be given again",
+    help="with all or --search: a policy of your own, too, and again",
 )
 @click.option("--ranks", type=click.IntRange(1), help="of a pipeline")
 @click.option("--microbatches", type=click.IntRange(1), help="per step")
 @click.option(
     "--like",
     type=click.Path(path_type=Path),
-    help="a run with a timeline: measured beside predicted, on costs fitted from it",
+    help="a run with a timeline: measured beside predicted",
 )
+@click.option("--what-if", is_flag=True, help="with --like: every other schedule on the same costs")
 @click.option(
     "--search",
     "searches",
     is_flag=True,
-    help="the best policy, placement, chunks and cap for these costs, and what bounds it",
+    help="the best schedule for these costs, and what bounds it",
 )
 @click.option(
-    "--plan",
-    "plans",
-    is_flag=True,
-    help="an order made for these costs, on linear, vee or looped placement; --write-order keeps "
-    "it for policy fixed",
+    "--plan", "plans", is_flag=True, help="an order made for these costs, see --write-order"
 )
 @click.option(
     "--memory",
     default=None,
     type=click.FloatRange(0, min_open=True),
-    help="with --search: microbatches of all its layers that a rank may hold, recomputed or not; "
-    "with --plan: until their weight gradient, by default as many as ranks; with a file of costs, "
-    "in bytes, so many as on the placement whose largest rank keeps least",
+    help="with --search or --plan: microbatches of all its layers that a rank may hold; with a "
+    "file of costs, bytes",
 )
-@click.option("--what-if", is_flag=True, help="with --like: every other schedule on the same costs")
 @click.option(
     "--placement",
     default="",
     type=click.Choice(["", *PLACEMENTS]),
-    help="which rank holds which stage; the policy's own by default",
+    help="which rank holds which stage; by default the policy's",
 )
 @click.option(
     "--chunks", default=0, type=click.IntRange(0), help="stages a rank, of placement looped"
@@ -163,16 +105,9 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     "--max-held",
     default=0,
     type=click.IntRange(0),
-    help="cap, for policies adaptive, axonn, dualpipe-v and fixed",
+    help="cap, for adaptive, axonn, dualpipe-v and fixed",
 )
-@click.option(
-    "--order",
-    default="",
-    help=(
-        "for policy fixed: a CSV file of tasks, one line a rank, or a policy whose order is the "
-        "plan"
-    ),
-)
+@click.option("--order", default="", help="of policy fixed: a CSV file, or a policy to follow")
 @click.option(
     "--costs",
     default=(1.0, 1.0, 1.0),
@@ -184,208 +119,45 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     "--samples",
     default=None,
     type=click.IntRange(1),
-    help="in a microbatch, of those that a file of --costs has; the fewest by default",
+    help="in a microbatch, where a file of --costs has several",
 )
 @click.option(
-    "--stage-costs",
-    type=StageCosts(),
-    help="the same for each stage, in place of --costs",
+    "--stage-costs", type=StageCosts(), help="the same for each stage, in place of --costs"
 )
 @click.option("--latency", default=0.0, type=click.FloatRange(0), help="of a message between ranks")
 @click.option(
-    "--transfer",
-    default=0.0,
-    type=click.FloatRange(0),
-    help="what an activation or gradient takes on an edge, before the latency",
-)
-@click.option("--task-cost", default=0.0, type=click.FloatRange(0), help="added to every task")
-@click.option(
-    "--step-cost", default=0.0, type=click.FloatRange(0), help="of the optimizer, a bucket"
-)
-@click.option(
-    "--buckets",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="of a rank and chunk, each with a step of its own",
-)
-@click.option(
-    "--host-rooms",
-    default=0,
-    type=click.IntRange(0),
-    help="optimizer steps on the host: buckets whose gradient a rank has there at a time; 0: steps "
-    "are on the device",
-)
-@click.option(
-    "--slots",
-    default=0,
-    type=click.IntRange(0),
-    help="buckets whose offloaded state a rank has on the device at a time, in a run at least 3; "
-    "0: state stays there",
-)
-@click.option(
-    "--bring-cost",
-    default=0.0,
-    type=click.FloatRange(0),
-    help="as memory.offload_parameters: weights are in scratch, too, and bringing those of a stage "
-    "takes that long; with --slots. 0: weights stay on the device",
-)
-@click.option(
-    "--copy-costs",
-    default=(0.0, 0.0),
-    type=Numbers(2, ","),
-    help="with --slots: bringing a bucket's state to the device, and taking it back; with "
-    "--host-rooms: bringing its weights, and taking its gradient to the host; in the unit "
-    "of --costs",
-)
-@click.option(
-    "--offload-activations",
-    default=0,
-    type=click.IntRange(0),
-    help="as memory.offload_activations: chunks whose activations a rank may have on the device; "
-    "what it holds beyond that is copied, see --stash-costs; 0: all stay there",
-)
-@click.option(
-    "--stash-costs",
-    default=(0.0, 0.0),
-    type=Numbers(2, ","),
-    help="with --offload-activations: bringing back what a microbatch keeps on a rank, and taking "
-    "it out, in the unit of --costs; a chunk's is 1/v",
+    "--jitter",
+    default=None,
+    type=click.FloatRange(0, 3, clamp=False),
+    help="sigma of a lognormal factor on each duration",
 )
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline"
 )
 @click.option(
-    "--share",
-    is_flag=True,
-    help="replicas share the microbatches of a step: whichever has room takes one",
-)
-@click.option(
     "--zero",
     default=0,
     type=click.IntRange(0, 3),
-    help="as memory.zero: 1 = each copy of a bucket steps a shard and sends its weights; costs of "
-    "a step and of copies are those of a shard; 2 = gradients are let go, see --reductions; 3 = "
-    "weights, too, see --gathered",
-)
-@click.option(
-    "--reductions",
-    default=0,
-    type=click.IntRange(0),
-    help="as memory.reductions: with --zero 2, times that a step adds a bucket up over replicas; "
-    "0 = as often as the schedule leaves a stage for another",
-)
-@click.option(
-    "--gathered",
-    default=0,
-    type=click.IntRange(0),
-    help="as memory.gathered: with --zero 3 or --bring-cost, stages whose weights a rank may have "
-    "whole at a time; 0 = 2",
-)
-@click.option(
-    "--group",
-    default=0,
-    type=click.IntRange(0),
-    help="replicas that add gradients up among themselves before groups do, as parallel.group, and "
-    "share out among themselves, as memory.shard; 0: all",
-)
-@click.option(
-    "--message-cost",
-    default=0.0,
-    type=click.FloatRange(0),
-    help="for which a rank is busy sending any message, besides its tasks",
-)
-@click.option(
-    "--node",
-    type=Numbers(2, ":"),
-    help="RANKS:FACTOR: ranks of a node, and how many times as long sizes take between nodes, "
-    "where the messages of a rank take turns",
-)
-@click.option(
-    "--reduce-cost",
-    default=0.0,
-    type=click.FloatRange(0),
-    help="of adding up gradients of replicas, a bucket",
-)
-@click.option(
-    "--reduce-transfer",
-    default=0.0,
-    type=click.FloatRange(0),
-    help="what the gradient of a bucket takes on an edge",
-)
-@click.option(
-    "--jitter",
-    default=None,
-    show_default="0, or what a file of --costs says",
-    type=click.FloatRange(0, 3, clamp=False),
-    help="sigma of a lognormal factor on the duration of every forward and backward",
-)
-@click.option(
-    "--lengths",
-    default=None,
-    show_default="0, or what a file of --costs says",
-    type=click.FloatRange(0, 3, clamp=False),
-    help="sigma of a lognormal factor on what a microbatch takes, the same on all stages",
-)
-@click.option(
-    "--straggler", multiple=True, type=Numbers(2, ":"), help="RANK:FACTOR; may be given again"
-)
-@click.option(
-    "--hiccups",
-    default=(0.0, 1.0),
-    type=Numbers(2, ":"),
-    help="SHARE:FACTOR, so many tasks take so much longer",
+    help="as memory.zero: each copy of a bucket steps a shard",
 )
 @click.option(
     "--recompute",
     default="none",
     show_default=True,
-    help=(
-        "what of a stage runs forward again before its backward: none, full, stage-aware, "
-        "stage-aware:SHARE"
-    ),
-)
-@click.option(
-    "--pieces",
-    default=None,
-    show_default="4",
-    type=click.IntRange(1),
-    help="of a weight gradient",
-)
-@click.option(
-    "--linger",
-    default=LINGER,
-    show_default=True,
-    type=click.FloatRange(0, 10),
-    help=(
-        "how long a rank waits before a weight gradient that is early, as a share of that; with "
-        "--pieces 1"
-    ),
+    help="none, full, stage-aware or stage-aware:SHARE",
 )
 @click.option(
     "--steps", default=1, show_default=True, type=click.IntRange(1), help="one after the other"
 )
-@click.option(
-    "--barrier", is_flag=True, help="a step begins when all ranks have done the one before"
-)
-@click.option(
-    "--clip",
-    is_flag=True,
-    help="steps wait for the norm of all gradients, as for clipping and a loss scale",
-)
 @click.option("--seed", default=0, type=int, help="of what varies")
 @click.option(
-    "--held-mib",
-    default=0.0,
-    type=click.FloatRange(0),
-    help="what a microbatch holds on a rank; a chunk holds 1/v",
+    "--world",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="a file whose section [world] has keys of what is rare",
 )
 @click.option("--json", "as_json", is_flag=True, help="figures as JSON")
 @click.option(
-    "--csv",
-    "as_csv",
-    is_flag=True,
-    help="figures as CSV, a line a schedule; with --like alone, a line a rank",
+    "--csv", "as_csv", is_flag=True, help="figures as CSV, a line a schedule, or with --like a rank"
 )
 @click.option(
     "--picture",
@@ -400,8 +172,9 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
 @click.option(
     "--write-order",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="write the policy's order to a CSV file, for policy fixed",
+    help="write the order to a CSV file, for policy fixed",
 )
+@with_overrides
 @click.pass_context
 def simulate_command(
     context: click.Context,
@@ -411,9 +184,6 @@ def simulate_command(
     what_if: bool,
     searches: bool,
     plans: bool,
-    as_json: bool,
-    as_csv: bool,
-    held_mib: float,
     **options: Any,
 ) -> None:
     """Simulate a schedule with the rules that the runtime itself follows.
@@ -424,34 +194,46 @@ def simulate_command(
     axrt simulate --policy zb-v --ranks 4 --microbatches 8 --picture zb-v.svg
     axrt simulate --search --ranks 8 --microbatches 16 --latency 0.1 --memory 8
     axrt simulate --like runs/traced --what-if      after axrt train ... run.trace_steps=5
+
+    What is rare is a key: world.slots=3, world.lengths=0.5, or any other of docs/command-line.md.
     """
-    memory = options.pop("memory") or 0.0
+    memory, form = (
+        options.pop("memory") or 0.0,
+        _form(options.pop("as_json"), options.pop("as_csv")),
+    )
     _check_picture(options["picture"])
     if like or what_if:
         _refuse_besides("--like", ("--what-if", "--picture", "--json", "--csv"), context)
-        _like(like, what_if, _form(as_json, as_csv), options["picture"])
+        _like(like, what_if, form, options["picture"])
         return
+    options |= _world(options.pop("world"), options.pop("overrides"))
     modes = [mode for mode, on in zip(_MODES, (policy, searches, plans), strict=True) if on]
     _check_modes(modes, memory, options)
     _check(options)
     if options["stage_costs"] and "--costs" in _given(context):
         _refuse("--costs and --stage-costs both say what stages take; expected one of them")
-    if options["samples"] and not isinstance(options["costs"], CostTable):
-        _refuse("--samples is of a file of costs; expected --costs FILE.json with it")
     if options["also"] and not (searches or policy == "all"):
         _refuse(
             "--also adds policies to those that are compared; expected --policy all, or --search"
         )
-    form = _form(as_json, as_csv)
     if searches:
         _refuse_besides("--search", _COSTS, context)
+        if options["offload_activations"] or options["held_mib"]:
+            _refuse("--search takes no world.offload_activations and no world.held_mib")
         _search(options, memory, form)
     elif plans:
         for name in sorted(_given(context) & {"--max-held", "--order", "--chunks"}):
             _refuse(f"--plan takes no {name}; expected --memory, or --policy in place of --plan")
-        _plan(options, memory, form, held_mib)
+        _plan(options, memory, form)
     elif policy:
-        _simulate(policy, form, held_mib, options)
+        _simulate(policy, form, options)
+
+
+def _world(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    try:
+        return World.read(file, overrides).as_options()
+    except ConfigError as error:
+        _refuse(str(error))
 
 
 def _check_modes(modes: list[str], memory: float, options: dict[str, Any]) -> None:
@@ -466,7 +248,7 @@ def _check_modes(modes: list[str], memory: float, options: dict[str, Any]) -> No
         _refuse("--memory narrows --search and --plan; expected one of them in place of --policy")
 
 
-def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) -> None:
+def _simulate(policy: str, form: str, options: dict[str, Any]) -> None:
     """Simulate one policy, or all of them, and print the figures."""
     files = {name: options.pop(name) for name in ("picture", "timeline", "write_order")}
     if policy == "all":
@@ -483,7 +265,7 @@ def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) 
         except ValueError as error:
             misfits.append(str(error) if name in str(error) else f"{name}: {error}")
             continue
-        found.append(figures_of(job, line, options, held_mib))
+        found.append(figures_of(job, line, options))
         _write(files["picture"], lambda: _drawn(line))  # noqa: B023
         _write(files["timeline"], line.to_json)
         _write(files["write_order"], lambda: str(order_of(job)))  # noqa: B023
@@ -494,7 +276,7 @@ def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) 
     _show(found if policy == "all" else found[0], misfits, form, options)
 
 
-def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) -> None:
+def _plan(options: dict[str, Any], memory: float, form: str) -> None:
     """Make an order for the costs, simulate it, and print its figures."""
     from axrt.scheduler.planner import PLACEMENTS as PLANNED
     from axrt.scheduler.planner import planned
@@ -520,10 +302,10 @@ def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) ->
     _write(options["picture"], lambda: _drawn(line))
     _write(options["timeline"], line.to_json)
     _write(options["write_order"], lambda: str(order))
-    _show(figures_of(job, line, options, held_mib), [], form, options)
+    _show(figures_of(job, line, options), [], form, options)
 
 
-def _worlds(where: Sequence[str], options: dict[str, Any]) -> tuple[list[World], float]:
+def _worlds(where: Sequence[str], options: dict[str, Any]) -> tuple[list[PlannedWorld], float]:
     """The placements that a plan may take, and what a microbatch keeps on a rank."""
     from axrt.scheduler.planner import worlds
 
@@ -717,71 +499,39 @@ def _search(options: dict[str, Any], memory: float, form: str) -> None:
 
 def _check(options: dict[str, Any]) -> None:
     _check_ranks(options)
+    if options["samples"] and not isinstance(options["costs"], CostTable):
+        _refuse("--samples is of a file of costs; expected --costs FILE.json with it")
     numbers = () if isinstance(options["costs"], CostTable) else options["costs"]
     if numbers and not sum(map(sum, options["stage_costs"] or [numbers])):
         _refuse("--costs are all 0; expected something to do")
-    _check_offload(options)
     if options["reductions"] > 1 and options["zero"] < 2:
         _refuse(
-            f"--reductions {options['reductions']} with --zero {options['zero']}: gradients are "
-            "kept for the whole step; expected --zero 2 or 3"
+            f"world.reductions = {options['reductions']} with --zero {options['zero']}: gradients "
+            "are kept for the whole step; expected --zero 2 or 3"
         )
     if options["gathered"] and options["zero"] < 3 and not options["bring_cost"]:
         _refuse(
-            f"--gathered {options['gathered']} with --zero {options['zero']}: weights are always "
-            "whole; expected --zero 3, or --bring-cost"
+            f"world.gathered = {options['gathered']} with --zero {options['zero']}: weights are "
+            "always whole; expected --zero 3, or world.bring_cost"
+        )
+    if options["bring_cost"] and (not options["slots"] or options["zero"] in (1, 2)):
+        _refuse(
+            f"world.bring_cost = {options['bring_cost']:g} with world.slots = {options['slots']} "
+            f"and --zero {options['zero']}: weights are in scratch along with state; expected "
+            "world.slots=3, and --zero 0 or 3"
         )
     try:
         most_recomputed(options["recompute"])
     except ValueError as error:
         _refuse(f"--recompute = {error}")
-    if options["hiccups"][0] > 1:
-        _refuse(
-            f"--hiccups {options['hiccups'][0]:g}:...: the first is a share of all tasks; expected "
-            "at most 1"
-        )
 
 
 def _check_ranks(options: dict[str, Any]) -> None:
-    places = options["ranks"] * options["replicas"]
-    for rank, _ in options["straggler"]:
-        if rank >= places or rank != int(rank):
-            _refuse(
-                f"--straggler {rank:g}: there is no such rank; expected one of 0 to {places - 1}"
-            )
-    if options["node"] and not all(options["node"]):
+    ranks = options["ranks"] * options["replicas"]
+    if options["stragglers"] and len(options["stragglers"]) != ranks:
         _refuse(
-            f"--node {options['node'][0]:g}:{options['node'][1]:g}; expected at least one rank and "
-            "a factor above 0"
-        )
-
-
-def _check_offload(options: dict[str, Any]) -> None:
-    if any(options["copy_costs"]) and not (options["slots"] or options["host_rooms"]):
-        _refuse(
-            "--copy-costs are of state that is offloaded, and without --slots it stays on the "
-            "device; expected --slots 3, or another number of buckets; or --host-rooms"
-        )
-    if options["slots"] and options["host_rooms"]:
-        _refuse(
-            f"--slots {options['slots']} with --host-rooms {options['host_rooms']}: buckets step "
-            "on the device or on the host; expected one of the two"
-        )
-    if options["bring_cost"] and (not options["slots"] or options["zero"] in (1, 2)):
-        _refuse(
-            f"--bring-cost {options['bring_cost']:g} with --slots {options['slots']} and --zero "
-            f"{options['zero']}: weights are in scratch along with state; expected --slots 3, and "
-            "--zero 0 or 3"
-        )
-    if any(options["stash_costs"]) and not options["offload_activations"]:
-        _refuse(
-            "--stash-costs are of activations that are offloaded; expected --offload-activations, "
-            "too, with a number of chunks that stay on the device"
-        )
-    if options["slots"] and not any(options["copy_costs"]):
-        _refuse(
-            "--slots alone changes nothing, since copies that take no time are never waited for; "
-            "expected --copy-costs too, such as 1,1.5"
+            f"world.stragglers has {plural(len(options['stragglers']), 'factor')}; expected one "
+            f"for each of {plural(ranks, 'rank')}"
         )
 
 

@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 from axrt.cli.measured_costs import cuts_on, samples_of, world_on
+from axrt.cli.simulated_world import is_key
 from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
 from axrt.scheduler.plural import plural
@@ -72,7 +73,7 @@ def _of_options(job: Job, options: dict[str, Any], edge: Edge) -> Costs:
         jitter=options["jitter"] or 0.0,
         lengths=options["lengths"] or 0.0,
         hiccups=options["hiccups"],
-        stragglers={int(rank): factor for rank, factor in options["straggler"]},
+        stragglers=dict(enumerate(options["stragglers"])),
         recomputed=_recomputed(job, options),
         pieces=options["pieces"] or Costs().pieces,
         linger=options["linger"],
@@ -115,7 +116,8 @@ def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
         brings = options["bring_cost"] > 0
         job = with_shards(job, options["zero"], options["reductions"], gathered, group, brings)
     except ValueError as error:
-        raise ValueError(f"--{error}") from None
+        name = str(error).partition(" ")[0]
+        raise ValueError(f"{'world.' if is_key(name) else '--'}{error}") from None
     return simulate(
         job,
         costs,
@@ -125,9 +127,7 @@ def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
     )
 
 
-def figures_of(
-    job: Job, line: Timeline, options: dict[str, Any], held_mib: float
-) -> dict[str, Any]:
+def figures_of(job: Job, line: Timeline, options: dict[str, Any]) -> dict[str, Any]:
     """What is printed of a simulated schedule."""
     return {
         "policy": job.policy.name,
@@ -140,7 +140,7 @@ def figures_of(
         "in_flight": line.in_flight,
         "held": line.held,
         "held_on_device": line.held_on_device,
-        "held_mib": _stash(job, line, options, held_mib),
+        "held_mib": _stash(job, line, options, options["held_mib"]),
         "idle": line.idle(),
         "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},
         "utilisation": line.utilisation,

@@ -59,10 +59,11 @@ def test_a_simulation_takes_the_table(costs: Path) -> None:
         layers = CostTable.read(costs).layers[1]
         work = sum(layer.forward_s + layer.input_s + layer.weight_s for layer in layers)
         assert took > 4 * work / 2, "in seconds, the work of four microbatches on two ranks"
-    for said in ("latency", "pieces"):
-        done = CliRunner().invoke(main, [*asked, "--policy", "1f1b", f"--{said}", "1"])
+    for words in (["--latency", "1"], ["world.pieces=1"]):
+        done = CliRunner().invoke(main, [*asked, "--policy", "1f1b", *words])
         assert done.exit_code == 2
-        assert f"--{said} and --costs with a file, which says that" in done.output
+        name = words[0].partition("=")[0]
+        assert f"{name} and --costs with a file, which says that" in done.output
     other = [*asked[:2], "costs", *asked[3:], "--policy", "1f1b"]
     said = CliRunner().invoke(main, other).output
     assert "none below 0; or a file whose name ends with .json" in " ".join(said.split())
@@ -151,25 +152,23 @@ def test_options_beside_a_table_count_in_its_units(tmp_path: Path) -> None:
     table = CostTable({1: (layer,) * 4}, Edge(0.01, 1e9), lengths=0.3)
     costs = tmp_path / "costs.json"
     costs.write_text(table.to_json())
-    even = _step_s(costs, "--jitter", "0", "--lengths", "0")
+    even = _step_s(costs, "--jitter", "0", "world.lengths=0")
     assert even != _step_s(costs, "--jitter", "0") != _step_s(costs)
-    steady = ("--jitter", "0", "--lengths", "0")
-    slower = _step_s(costs, *steady, "--node", "2:5") - even
+    steady = ("--jitter", "0", "world.lengths=0")
+    slower = _step_s(costs, *steady, "world.node=2,5") - even
     assert 0.4 <= slower < 4, "on the way there and back at the beginning and the end, 0.4 longer"
     replicas = (*steady, "--steps", "2", "--replicas", "2")
-    summed = _step_s(costs, *replicas, "--reduce-transfer", "5") - _step_s(costs, *replicas)
+    summed = _step_s(costs, *replicas, "world.reduce_transfer=5") - _step_s(costs, *replicas)
     assert 4 < summed <= 5, "half of it there and half of it back, between two replicas"
     assert 24 < _step_s(costs, *steady, "--plan") <= even, "on linear placement: four layers"
 
 
-@pytest.mark.parametrize("option", [("--node", "2:5"), ("--reduce-transfer", "5")])
-def test_options_that_need_a_bandwidth_are_refused_without_one(
-    costs: Path, option: tuple[str, str]
-) -> None:
-    asked = ["simulate", "--costs", str(costs), "--ranks", "2", "--microbatches", "4", *option]
+@pytest.mark.parametrize("option", ["world.node=2,5", "world.reduce_transfer=5"])
+def test_options_that_need_a_bandwidth_are_refused_without_one(costs: Path, option: str) -> None:
+    asked = ["simulate", "--costs", str(costs), "--ranks", "2", "--microbatches", "4", option]
     done = CliRunner().invoke(main, [*asked, "--policy", "1f1b"])
     assert done.exit_code == 2
-    assert f"{option[0]} counts on the bandwidth of links" in done.output
+    assert f"{option.partition('=')[0]} counts on the bandwidth of links" in done.output
 
 
 def test_a_table_of_several_sizes_is_simulated_for_one(costs: Path) -> None:

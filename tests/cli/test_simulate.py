@@ -31,7 +31,7 @@ def simulate(*arguments: str) -> Result:
 
 def test_one_policy_as_json() -> None:
     result = simulate(
-        "--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--held-mib", "10", "--json"
+        "--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "world.held_mib=10", "--json"
     )
     found = json.loads(result.output)
     assert (
@@ -70,12 +70,11 @@ def test_waiting_a_moment_can_be_left_out() -> None:
         "8",
         "--latency",
         "0.02",
-        "--pieces",
-        "1",
+        "world.pieces=1",
         "--json",
     )
     lingering, hasty = (
-        json.loads(simulate(*case, *more).output)["makespan"] for more in ((), ("--linger", "0"))
+        json.loads(simulate(*case, *more).output)["makespan"] for more in ((), ("world.linger=0",))
     )
     assert lingering < hasty
 
@@ -165,14 +164,14 @@ def test_replicas_edges_and_barriers_count() -> None:
         return float(told["makespan"])
 
     assert (
-        makespan("--transfer", "0.5", "--latency", "0.25")
+        makespan("world.transfer=0.5", "--latency", "0.25")
         == makespan("--latency", "0.75")
         > makespan()
     )
     assert makespan("--replicas", "2") == makespan()
-    assert makespan("--replicas", "2", "--reduce-cost", "1") == makespan() + 1
-    assert makespan("--replicas", "2", "--reduce-transfer", "1") == makespan() + 2 * 0.5
-    assert makespan("--policy", "zb-h2", "--barrier") > makespan("--policy", "zb-h2")
+    assert makespan("--replicas", "2", "world.reduce_cost=1") == makespan() + 1
+    assert makespan("--replicas", "2", "world.reduce_transfer=1") == makespan() + 2 * 0.5
+    assert makespan("--policy", "zb-h2", "world.barrier=true") > makespan("--policy", "zb-h2")
 
 
 def test_activations_that_are_offloaded_add_the_copies_that_nothing_hides() -> None:
@@ -189,7 +188,7 @@ def test_activations_that_are_offloaded_add_the_copies_that_nothing_hides() -> N
         assert isinstance(told, dict)
         return told
 
-    copies = ("--offload-activations", "3", "--stash-costs", "1,1")
+    copies = ("world.offload_activations=3", "world.stash_costs=1,1")
     assert found(3, *copies) == found(3), "there is room for all three"
     offloaded = found(4, *copies)
     assert offloaded["makespan"] == 7 + 2 + 3 * 3
@@ -198,38 +197,38 @@ def test_activations_that_are_offloaded_add_the_copies_that_nothing_hides() -> N
     assert offloaded["idle_by_cause"]["room"] == [3]
 
 
-OFFLOADED = ("--slots", "2", "--buckets", "4", "--step-cost", "0.5", "--copy-costs", "1,1.5")
+OFFLOADED = ("world.slots=2", "world.buckets=4", "world.step_cost=0.5", "world.copy_costs=1,1.5")
 
 
 def test_steps_on_the_host_add_what_nothing_hides() -> None:
     case = ("--policy", "1f1b", "--ranks", "1", "--microbatches", "4", "--steps", "2", "--json")
-    costs = ("--buckets", "3", "--step-cost", "0.5", "--copy-costs", "1,2")
+    costs = ("world.buckets=3", "world.step_cost=0.5", "world.copy_costs=1,2")
 
     def makespan(*more: str) -> float:
         return float(json.loads(simulate(*case, *more).output)["makespan"])
 
-    on_host = makespan(*costs, "--host-rooms", "3")
+    on_host = makespan(*costs, "world.host_rooms=3")
     # The last gradient leaves behind two others; then its step, and its weights.
     assert on_host - makespan() == 3 * 2 + 0.5 + 1
-    refused = simulate(*case, *costs, "--host-rooms", "3", "--slots", "3")
+    refused = simulate(*case, *costs, "world.host_rooms=3", "world.slots=3")
     assert (refused.exit_code, "expected one of the two" in refused.output) == (2, True)
 
 
 def test_weights_in_scratch_add_the_copies_that_nothing_hides() -> None:
     case = ("--policy", "breadth-first", "--ranks", "1", "--chunks", "4", "--microbatches", "4")
-    state = ("--slots", "3", "--copy-costs", "0.01,0.01")
+    state = ("world.slots=3", "world.copy_costs=0.01,0.01")
 
     def makespan(*more: str) -> float:
         return float(json.loads(simulate(*case, *state, *more, "--json").output)["makespan"])
 
     # A stage computes for one unit, and the next one comes for an eighth of that.
-    assert makespan("--bring-cost", "0.125") == pytest.approx(makespan() + 0.125, abs=0.02)
+    assert makespan("world.bring_cost=0.125") == pytest.approx(makespan() + 0.125, abs=0.02)
     # With one room nothing comes ahead: not the four stages before forwards, nor three behind.
-    alone = makespan("--bring-cost", "0.125", "--gathered", "1")
+    alone = makespan("world.bring_cost=0.125", "world.gathered=1")
     assert alone == pytest.approx(makespan() + 7 * 0.125, abs=0.1)
-    for wrong in (("--slots", "0", "--copy-costs", "0,0"), ("--zero", "1", "--replicas", "2")):
-        refused = simulate(*case, *state, "--bring-cost", "1", *wrong)
-        assert (refused.exit_code, "expected --slots 3" in refused.output) == (2, True)
+    for wrong in (("world.slots=0", "world.copy_costs=0,0"), ("--zero", "1", "--replicas", "2")):
+        refused = simulate(*case, *state, "world.bring_cost=1", *wrong)
+        assert (refused.exit_code, "expected world.slots=3" in refused.output) == (2, True)
 
 
 def test_state_that_is_offloaded_adds_the_copies_that_nothing_hides() -> None:
@@ -240,15 +239,15 @@ def test_state_that_is_offloaded_adds_the_copies_that_nothing_hides() -> None:
         assert isinstance(told, dict)
         return told
 
-    without = found("--buckets", "4", "--step-cost", "0.5")
-    assert without["makespan"] == found("--step-cost", "2")["makespan"], "the step of stage 0"
+    without = found("world.buckets=4", "world.step_cost=0.5")
+    assert without["makespan"] == found("world.step_cost=2")["makespan"], "the step of stage 0"
     offloaded = found(*OFFLOADED)
     # Bucket 2 waits for the slot of bucket 0, and bucket 3 for the store behind that one.
     time_of_step = 1 + 0.5 + 1.5 + 1.5 + 1 + 0.5
     assert offloaded["makespan"] - without["makespan"] == time_of_step - 4 * 0.5
     assert offloaded["idle_by_cause"]["copies"][0] == time_of_step - 4 * 0.5
     assert without["idle_by_cause"]["copies"] == [0, 0]
-    assert found(*OFFLOADED, "--slots", "4")["makespan"] < offloaded["makespan"]
+    assert found(*OFFLOADED, "world.slots=4")["makespan"] < offloaded["makespan"]
     assert "state is on its way" in simulate(*case, *OFFLOADED).output
     assert "copies" not in simulate(*case).output
 
@@ -320,11 +319,11 @@ def test_costs_jitter_stragglers_and_seeds_count() -> None:
         return float(told["makespan"])
 
     assert makespan("--costs", "2,2,2") == 2 * makespan()
-    assert makespan("--straggler", "1:3") > 2 * makespan()
+    assert makespan("world.stragglers=1,3") > 2 * makespan()
     assert makespan("--jitter", "0.5", "--seed", "1") != makespan("--jitter", "0.5", "--seed", "2")
-    assert makespan("--hiccups", "1:2") == 2 * makespan()
+    assert makespan("world.hiccups=1,2") == 2 * makespan()
     assert makespan("--steps", "3") > makespan("--steps", "2") > makespan()
-    assert makespan("--task-cost", "1") == makespan() + (4 + 1) * 2
+    assert makespan("world.task_cost=1") == makespan() + (4 + 1) * 2
 
 
 @pytest.mark.parametrize("ranks", [4, 16])
@@ -376,12 +375,12 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
             "expected 3 numbers",
         ),
         (
-            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--copy-costs", "1,1"),
-            "without --slots it stays on the device; expected --slots 3",
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "world.copy_costs=1,1"),
+            "without world.slots it stays on the device; expected world.slots=3",
         ),
         (
-            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--stash-costs", "1,1"),
-            "activations that are offloaded; expected --offload-activations",
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "world.stash_costs=1,1"),
+            "activations that are offloaded; expected world.offload_activations",
         ),
         (
             (
@@ -391,17 +390,16 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
                 "1",
                 "--microbatches",
                 "8",
-                "--offload-activations",
-                "2",
+                "world.offload_activations=2",
             ),
-            "offload_activations = 2 with 1 stage a rank; expected at least 3",
+            "world.offload_activations = 2 with 1 stage a rank; expected at least 3",
         ),
         (
-            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--straggler", "9:2"),
-            "no such rank; expected one of 0 to 3",
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "world.stragglers=2"),
+            "world.stragglers has 1 factor; expected one for each of 4 ranks",
         ),
         (
-            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--hiccups", "3:6"),
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "world.hiccups=3,6"),
             "expected at most 1",
         ),
         (
@@ -739,7 +737,7 @@ def test_recomputation_takes_a_forward_more() -> None:
     assert again["makespan"] > plain["makespan"]
     assert again["tasks"] == plain["tasks"] * 3 // 2
     plain, again = (
-        json.loads(simulate(*case, "--held-mib", "10", *more).output)["held_mib"]
+        json.loads(simulate(*case, "world.held_mib=10", *more).output)["held_mib"]
         for more in ((), ("--recompute", "full"))
     )
     assert plain == [80] * 4
@@ -836,7 +834,7 @@ def test_a_plan_is_made_for_the_costs_and_can_be_followed(tmp_path: Path) -> Non
     order = str(tmp_path / "plan.csv")
     found = json.loads(simulate(*plan, "--write-order", order, "--json").output)
     assert (found["makespan"], found["placement"], max(found["held"])) == (33, "linear", 6)
-    fixed = ("--policy", "fixed", "--order", order, *SMALL, "--latency", "1", "--pieces", "1")
+    fixed = ("--policy", "fixed", "--order", order, *SMALL, "--latency", "1", "world.pieces=1")
     assert json.loads(simulate(*fixed, "--json").output)["makespan"] == 33
     less = simulate("--plan", *SMALL, "--memory", "0.1").output
     assert "--memory 0.1: a rank holds a microbatch of its layers at least" in less

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 
 import click
 import pytest
@@ -11,13 +12,15 @@ import pytest
 from axrt import Config
 from axrt.cli import main
 from axrt.cli.simulate import simulate_command
+from axrt.cli.simulated_world import World
 from axrt.scheduler.timeline import Timeline
 
 from .pages import PAGES, blocks, codes, text_of
 
 NAMES = ["README", *sorted(page.stem for page in PAGES.glob("*.md"))]
 KEYS = {section: set(keys) for section, keys in Config().as_dict().items()}
-OVERRIDES = ("train", "memory", "slurm", "pbs")  # take section.key=value
+KEYS["world"] = {item.name for item in fields(World)}
+OVERRIDES = ("train", "memory", "slurm", "pbs", "simulate")  # take section.key=value
 PROCESSES = ("axrt witness",)  # names of processes, and no commands
 FILES = ("json", "py")  # whose ends look like keys
 
@@ -115,7 +118,14 @@ def test_the_guide_has_every_option_of_simulate_in_one_row() -> None:
     found = [option for row in named for option in row]
     every = {option for of in simulate_command.params for option in of.opts if "--" in option}
     assert sorted(found) == sorted(set(found))
-    assert every - {"--help-all"} == set(found) | set(re.findall(r"(--[a-z][\w-]*)", modes))
+    assert every == set(found) | set(re.findall(r"(--[a-z][\w-]*)", modes))
+
+
+def test_the_guide_has_every_key_of_a_simulated_world_in_one_row() -> None:
+    table = text_of("command-line").partition("| keys of `[world]` |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+    found = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
+    assert sorted(found) == sorted(item.name for item in fields(World))
 
 
 def test_the_guide_has_every_field_of_a_timeline() -> None:

@@ -7,6 +7,8 @@ from functools import cache
 
 import pytest
 
+from axrt.scheduler.plural import plural
+
 from .pages import PAGES, ROOT
 
 ANY = "…"  # for names and numbers, in the page and here
@@ -39,7 +41,20 @@ def parts(node: ast.AST) -> Iterator[str]:
             yield text
         case ast.JoinedStr(values=values):
             for value in values:
-                yield from parts(value) if isinstance(value, ast.Constant) else ANY
+                yield from filled(value)
+
+
+def filled(value: ast.expr) -> Iterator[str]:
+    """What stands for a part of a text; a number with its noun is said in the plural."""
+    match value:
+        case ast.Constant():
+            yield from parts(value)
+        case ast.FormattedValue(
+            value=ast.Call(func=ast.Name(id="plural"), args=[_, ast.Constant(value=str(noun))])
+        ):
+            yield f"{ANY} {plural(2, noun).partition(' ')[2]}"
+        case _:
+            yield ANY
 
 
 @pytest.mark.parametrize("message", quoted())
