@@ -35,7 +35,11 @@ _COMMANDS = {
     "report": ("report", "report", "Write a page about a run."),
     "runs": ("runs", "runs", "List the runs in a directory."),
     "checkpoint": ("checkpoint", "checkpoint", "List, verify and show checkpoints of a run."),
-    "simulate": ("simulate", "simulate_command", "Show what a schedule would do, or compare all."),
+    "simulate": (
+        "simulate.command",
+        "simulate_command",
+        "Show what a schedule would do, or compare all.",
+    ),
     "profile": (
         "profile",
         "profile",

@@ -11,8 +11,8 @@ import pytest
 
 from axrt import Config
 from axrt.cli import main
-from axrt.cli.simulate import simulate_command
-from axrt.cli.simulated_world import World
+from axrt.cli.simulate.command import simulate_command
+from axrt.cli.simulate.world import World
 from axrt.scheduler.timeline import Timeline
 
 from .pages import PAGES, blocks, codes, text_of

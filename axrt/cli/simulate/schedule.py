@@ -5,8 +5,6 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from axrt.cli.measured_costs import cuts_on, samples_of, world_on
-from axrt.cli.simulated_world import is_key
 from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
 from axrt.scheduler.plural import plural
@@ -18,6 +16,9 @@ from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
 from axrt.scheduler.timeline import Timeline
+
+from .measured_costs import cuts_on, samples_of, world_on
+from .world import is_key
 
 
 def simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:

@@ -1,0 +1,1 @@
+"""`axrt simulate`: a schedule on made-up or measured costs."""
