@@ -39,8 +39,8 @@ class Candidate:
     def __str__(self) -> str:
         cap = f" max_held {self.schedule.max_held}" if self.schedule.max_held else ""
         return (
-            f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step, busy "
-            f"{self.busy:.2f}, {self.held_mib:.1f} MiB"
+            f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step expected, ranks busy "
+            f"{self.busy:.0%}, {self.held_mib:.1f} MiB of activations"
         )
 
 

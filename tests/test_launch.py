@@ -169,7 +169,7 @@ def test_more_ranks_than_gpus_share_only_with_leave() -> None:
     with pytest.raises(
         ConfigError,
         match=(
-            r"2 ranks on this node and 1 devices; expected at most one rank a device.*"
+            r"2 ranks on this node and 1 device; expected at most one rank a device.*"
             r"run.share_gpu = true"
         ),
     ):

@@ -39,4 +39,4 @@ def test_ranks_that_share_cores_are_told() -> None:
     assert crowding([("a", [0, 1])] * 3) == (
         "3 ranks share 2 cores: they take turns, and are slower than with a core each"
     )
-    assert "2 ranks share 1 cores on b" in crowding([*own[:2], ("b", [4]), ("b", [4])])
+    assert "2 ranks share 1 core on b" in crowding([*own[:2], ("b", [4]), ("b", [4])])

@@ -35,6 +35,7 @@ class Attempt:
     commit: str = ""  # git commit of the directory, on the first rank, see `commit_of`
     # what has been told by signals, between two attempts, too; None: nobody listens yet
     interrupt: Interrupt | None = None
+    verbose: bool = False  # more is said at the beginning and at the end
 
 
 # Nothing of a job holds its engine when a rank is lost. The world kept it, and so did the error

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from axrt.checkpoint.manifest import Manifest
-from axrt.config import AUTO, Config
+from axrt.config import Config
 from axrt.device import CPU
 from axrt.engine import Engine
 from axrt.errors import ConfigError, SaveError
@@ -28,6 +28,8 @@ from axrt.observe.trackers import Tracker, theirs
 from axrt.results import StepResult
 from axrt.scheduler.plural import plural
 from axrt.scheduler.timeline import Timeline
+
+from . import outline
 
 DATA = "data"  # key of what identifies the data, in `extra` of checkpoints
 _MOST_RANKS = 1024  # in the file of predicted memory
@@ -48,6 +50,7 @@ class Record:
         files: files of the run; where one cannot be written, a line says so and training goes on.
         trackers: what keeps metrics elsewhere.
         speeds: operations of the model, and of a device; None: they are not known.
+        verbose: show more than four lines at the beginning and at the end.
     Attributes:
         failed: True if lines of metrics, or a timeline, could not be written by the end.
     """
@@ -60,6 +63,7 @@ class Record:
         idle: Idle,
         trackers: Sequence[Tracker] = (),
         speeds: Speeds | None = None,
+        verbose: bool = False,
     ) -> None:
         self._config, self._show = engine.config, show
         self._files, self._idle, self._trackers, self._speeds = files, idle, trackers, speeds
@@ -77,6 +81,7 @@ class Record:
         self._not_written: dict[str, Any] | None = self._schedule
         self._last_s, self._last_step = time.perf_counter(), engine.step
         self._unwritten: StepResult | None = None
+        self._last_loss: float | None = None
         self._prediction: Prediction | None = None
         self._what_is_measured = (
             "growth of the process since before its layers were built, with what torch and MPI "
@@ -85,37 +90,37 @@ class Record:
             else "peak of the device's allocator"
         )
         self._skipped = 0
-        show.say(f"{_describe(engine)}\nfiles in {self.directory}")
+        self._verbose, self._began_s = verbose, time.perf_counter()
+        self._validation: float | None = None
+
+    def opened(self, engine: Engine, parameters: int) -> None:
+        """Show what the run is, and the schedule that it follows."""
+        self._show.say(outline.layout(engine, self.directory, parameters))
+        self._show.say(outline.schedule(engine))
+        self._detail(outline.details(engine))
         if engine.candidates:
-            chosen, *others = engine.candidates
-            next_best = "; ".join(others[:2]) or "nothing else"
-            is_auto = engine.config.schedule.policy == AUTO
-            what = "auto chose" if is_auto else "by what layers take alone:"
-            how = (
-                "of those within 1 % of the fastest the one that holds least, or a plan that is "
-                "over 1 % faster"
-                if is_auto
-                else "a plan is over 1 % faster, and one that holds more over 2 %"
-            )
-            show.say(
-                f"{what} {chosen}; next would be {next_best} (simulated, without the optimizer and "
-                f"cores that ranks share; {how})"
-            )
+            self._detail(outline.why(engine))
+
+    def _detail(self, text: str) -> None:
+        """Show a line that is for those who ask for more."""
+        if self._verbose:
+            self._show.say(text)
 
     @property
     def directory(self) -> Path:
         return self._files.directory
 
-    def predicted(self, prediction: Prediction) -> None:
+    def predicted(self, engine: Engine, prediction: Prediction) -> None:
         """Show what the fullest rank will hold by prediction."""
+        self._show.say(outline.memory(engine, prediction))
         self._prediction, rank = prediction, prediction.fullest
         ledger, unit = prediction.of_rank(rank), prediction.unit
-        self._show.say(
+        self._detail(
             f"memory, predicted: at most {unit.text(ledger.total())} on a device, on rank {rank} "
             f"({ledger.told(unit)})"
         )
         for text in prediction.unknown:
-            self._show.say(f"memory, {text}")
+            self._detail(f"memory, {text}")
         self._write_memory(())
 
     def _write_memory(self, measured: Sequence[Mapping[str, int]]) -> None:
@@ -148,7 +153,7 @@ class Record:
         rank = peaks.index(max(peaks))
         predicted = self._prediction.of_rank(rank).total()
         unit = Unit.of(max(peaks[rank], predicted))
-        self._show.say(
+        self._detail(
             f"memory, measured: at most {unit.text(peaks[rank])}, on rank {rank}; predicted for "
             f"it: {unit.text(predicted)} ({self._what_is_measured})"
         )
@@ -187,7 +192,7 @@ class Record:
     def step(self, result: StepResult) -> None:
         """Show a step; every `run.log_every` steps write a line of metrics."""
         done = result.step + 1
-        self._unwritten = result
+        self._unwritten, self._last_loss = result, result.loss
         if done % self._config.run.log_every == 0 or done == self._config.run.steps:
             self._write(result)
         self._skipped = self._skipped + 1 if result.skipped else 0
@@ -216,6 +221,7 @@ class Record:
         """Show and write a validation loss."""
         self._append(step=done, val_loss=loss)
         self._show.say(f"step {done}: validation loss {loss:.4f} nats a token")
+        self._validation = loss
         self._skip(done)
 
     def _skip(self, done: int) -> None:
@@ -271,6 +277,21 @@ class Record:
         except SaveError as error:
             self.failed = True
             self.warn(str(error))
+        is_done = done >= self._config.run.steps and is_saved and self._last_loss is not None
+        if is_done and self._last_loss is not None:
+            took_s = time.perf_counter() - self._began_s
+            loss, validation = self._last_loss, self._validation
+            self._show.say(outline.last(self._config, self.directory, took_s, loss, validation))
+            self._detail(self._ended(done, checkpoint, is_saved))
+            return
+        self._show.say(self._ended(done, checkpoint, is_saved))
+        if checkpoint and (done < self._config.run.steps or not is_saved):
+            self._show.say(
+                f"go on with: {self._launch}axrt train {self.directory / 'config.toml'} "
+                "checkpoint.resume=auto"
+            )
+
+    def _ended(self, done: int, checkpoint: Path | None, is_saved: bool) -> str:
         what = "done" if done >= self._config.run.steps else f"interrupted after step {done}"
         what += "" if is_saved else ", but not saved"
         newest = (
@@ -278,12 +299,7 @@ class Record:
             if checkpoint
             else ""
         )
-        self._show.say(f"{what}; configuration and metrics are in {self.directory}{newest}")
-        if checkpoint and (done < self._config.run.steps or not is_saved):
-            self._show.say(
-                f"go on with: {self._launch}axrt train {self.directory / 'config.toml'} "
-                "checkpoint.resume=auto"
-            )
+        return f"{what}; configuration and metrics are in {self.directory}{newest}"
 
     def _append(self, **values: Any) -> None:
         for tracker in self._trackers:
@@ -383,38 +399,3 @@ def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _number(value: float) -> float | None:
     """The value, or None for infinity and nan, which JSON does not have."""
     return value if math.isfinite(value) else None
-
-
-def _describe(engine: Engine) -> str:
-    config, size = engine.config, engine.config.schedule
-    replica = " and replica" if engine.data_size > 1 else ""
-    batch = (
-        f"{plural(size.microbatches, 'microbatch')} of {size.microbatch_size} x "
-        f"{config.model.context} tokens a step{replica}"
-    )
-    layout = f"ranks in the pipeline: {engine.pipe_size}" + (
-        f", replicas: {engine.data_size}" if engine.data_size > 1 else ""
-    )
-    policy = engine.schedule.policy
-    if engine.along_a_plan:
-        begins = ", ".join(map(str, engine.cuts[:-1]))
-        policy += f" along a plan ({engine.placement} placement, stages from layers {begins} on)"
-    return (
-        f"axrt: {layout}, policy {policy}, {batch}, {plural(config.run.steps, 'step')} on "
-        f"{engine.device}{_by_library(engine)}{_shared(engine)}"
-    )
-
-
-def _shared(engine: Engine) -> str:
-    """What runs that share microbatches must know of their sums, where this is one."""
-    how = "" if engine.config.run.deterministic else ": sums have the order of arrival"
-    return f", replicas share{how}" if engine.config.schedule.share else ""
-
-
-def _by_library(engine: Engine) -> str:
-    """What torch.distributed does in this run, where it does something."""
-    parallel = engine.config.parallel
-    gradients = parallel.collectives == "library" and engine.data_size > 1
-    activations = parallel.activations == "library" and engine.pipe_size > 1
-    what = ["gradients"] * gradients + ["large activations"] * activations
-    return f", {' and '.join(what)} by torch.distributed" if what else ""

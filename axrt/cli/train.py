@@ -75,9 +75,10 @@ def _print_keys(context: click.Context, parameter: click.Parameter, wanted: bool
     callback=_print_keys,
     help="Every key, its default and meaning.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Say why this schedule, and where memory goes.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @with_overrides
-def train(file: str, overrides: tuple[str, ...]) -> None:
+def train(file: str, overrides: tuple[str, ...], verbose: bool) -> None:
     """Train what FILE (TOML) describes; values after it override single keys.
 
     \b
@@ -93,7 +94,7 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     try:
         with witnessed(said.rank if said else 0):
             commit = "" if said and said.rank else commit_of(Path.cwd())
-            code = _until_done(Attempt(file, overrides, commit=commit))
+            code = _until_done(Attempt(file, overrides, commit=commit, verbose=verbose))
         sys.exit(code)
     except KeyboardInterrupt:
         click.echo("axrt: interrupted", err=True)
@@ -174,7 +175,7 @@ def _train(attempt: Attempt) -> Exit:
             config.run.log_every,
         )
         speeds = _speeds(engine, skeletons, sample) if engine.is_main else None
-        record = _record(engine, show, files, idle, speeds)
+        record = _record(engine, show, files, idle, speeds, attempt.verbose)
         # a number may have been added to its name
         directory = Path(engine.broadcast(str(record.directory) if record else None))
         attempt.directory = directory
@@ -183,6 +184,7 @@ def _train(attempt: Attempt) -> Exit:
         places = engine.gathered(here)
         saves = _Saves(engine, record, directory, extra)
         if record:
+            record.opened(engine, skeletons.num_parameters())
             _predict(engine, predictor, record)
             record.began(resumed_from, engine.step, extra)
             of_ranks = places or []
@@ -246,7 +248,12 @@ def _nothing_left(engine: Engine, checkpoint: Path, directory: Path | None) -> E
 
 
 def _record(
-    engine: Engine, show: Progress, files: RunFiles | None, idle: Idle, speeds: Speeds | None
+    engine: Engine,
+    show: Progress,
+    files: RunFiles | None,
+    idle: Idle,
+    speeds: Speeds | None,
+    verbose: bool,
 ) -> Record | None:
     """The record of the main rank; None on the others. Every rank calls it, since a tracker may
     refuse."""
@@ -255,7 +262,7 @@ def _record(
     )
     if files is None:
         return None
-    return Record(engine, show, files, idle, trackers or (), speeds)
+    return Record(engine, show, files, idle, trackers or (), speeds, verbose)
 
 
 def _speeds(engine: Engine, skeletons: Skeletons, sample: tuple[Any, Any]) -> Speeds | None:
@@ -275,7 +282,7 @@ def _predict(engine: Engine, predictor: Predictor, record: Record) -> None:
     """Show what ranks will hold under the schedule that the engine has."""
     config = replace(engine.config, schedule=engine.schedule)
     try:
-        record.predicted(predictor.predict(config, engine.pipe_size * engine.data_size))
+        record.predicted(engine, predictor.predict(config, engine.pipe_size * engine.data_size))
     except Exception as error:  # of the user's own layers: training goes on without
         record.warn(f"memory is not predicted: {type(error).__name__}: {error}")
 

@@ -51,6 +51,21 @@ class Skeletons:
             self._known[key] = self._built(place)
         return self._known[key]
 
+    def num_parameters(self) -> int:
+        """Elements of all parameters, each counted once, wherever it is tied or shared."""
+        seen: set[int] = set()
+        total = 0
+        for place, layer in enumerate(self.layers):
+            tied: Sequence[str] = ()
+            if isinstance(layer, TiedLayerSpec) and places_of(self.layers, layer.key)[0] < place:
+                tied = layer.tied
+            for name, parameter in self.layer(place).named_parameters():
+                is_built = isinstance(layer, LayerSpec)  # apart from others that are built alike
+                if name not in tied and (is_built or id(parameter) not in seen):
+                    total += parameter.numel()
+                    seen.add(id(parameter))
+        return total
+
     def _built(self, place: int) -> nn.Module:
         layer = self.layers[place]
         if isinstance(layer, nn.Module):

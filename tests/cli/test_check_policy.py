@@ -169,7 +169,7 @@ def test_axrt_train_follows_it(in_a_directory: str) -> None:
     Path("text.txt").write_text("all work and no play " * 20)
     result = axrt("train", "tiny.toml", f"schedule.policy={in_a_directory}:Lifo")
     assert result.exit_code == 0, result.output
-    assert f"policy {in_a_directory}:Lifo" in result.output
+    assert f"schedule  {in_a_directory}:Lifo" in result.output
 
 
 def test_it_trains_with_the_bits_of_plain_pytorch(in_a_directory: str) -> None:

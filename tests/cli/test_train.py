@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from axrt.cli import main
 from axrt.config import Config
+from axrt.models.registry import model_of
 from axrt.schedule import few_microbatches
 
 from ..mpi.mpirun import ROOT
@@ -64,8 +65,29 @@ def lines(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path, "metrics.jsonl").read_text().splitlines()]
 
 
+def test_a_run_begins_and_ends_in_few_lines() -> None:
+    """The example of the docs: what it is, its schedule, its memory, and what comes next."""
+    said = axrt("tiny.toml", "run.eval_every=0").output.splitlines()
+    steps = [place for place, line in enumerate(said) if line.startswith("step ")]
+    layout, schedule, memory = said[: steps[0]]
+    model = model_of(Config.read("out/config.toml"))
+    parameters = sum(p.numel() for p in model.sequential(0).parameters())
+    size = f"{parameters:,} parameters, 16 tokens a step, 4 steps"
+    assert layout == f"1 rank x 1 replica on cpu, {size}; files in out"
+    assert schedule == "schedule  1f1b"
+    held = r"[\d.]+ kB of tensors a rank at most; [\d.]+ GB are free"
+    assert re.fullmatch(rf"memory    {held}", memory)
+    done = said[-1]
+    assert len(said) - steps[-1] <= 3
+    loss = [line["loss"] for line in lines("out") if "loss" in line][-1]
+    last = [line["val_loss"] for line in lines("out") if "val_loss" in line][-1]
+    found = f"loss {loss:.3f}, validation {last:.3f}"
+    then = "next: axrt generate out, axrt report out"
+    assert re.fullmatch(rf"done in \d+ s: {found}; {then}", done)
+
+
 def test_what_is_predicted_stands_beside_what_was_measured() -> None:
-    result = axrt("tiny.toml")
+    result = axrt("-v", "tiny.toml")
     size = r"[\d.]+ [kMG]?B"
     predicted = re.search(
         rf"memory, predicted: at most ({size}) on a device, on rank 0 \(.*weights", result.output

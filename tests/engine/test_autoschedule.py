@@ -5,6 +5,7 @@ among the candidates, and which policy is taken where none is named. Plans are m
 effort; tests/scheduler has how good they are.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,8 @@ def test_memory_and_what_is_set_narrow_the_choice() -> None:
         one.schedule.max_held for one in chosen({"schedule": {"policy": "auto", "max_held": 5}})
     } == {5}
     said = (
-        r"activations_mb = 1 is too little .* 4.0 MiB holds least: set memory.activations_mb = 5, "
-        r"memory.recompute = 'full', or start"
+        r"activations_mb = 1 is too little .* 4.0 MiB of activations holds least: set "
+        r"memory.activations_mb = 5, memory.recompute = 'full', or start"
     )
     with pytest.raises(axrt.ConfigError, match=said):
         chosen({"memory": {"activations_mb": 1}})
@@ -352,7 +353,7 @@ def test_auto_trains_with_the_bits_of_plain_torch_and_says_what_it_chose() -> No
     assert (candidates, schedule) == (others, other)
     assert candidates[0].startswith(f"{schedule.policy}")
     assert schedule.policy in NAMES
-    assert all("ms a step, busy 0." in line or "busy 1." in line for line in candidates)
+    assert all(re.search(r"ms a step expected, ranks busy \d+%", line) for line in candidates)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

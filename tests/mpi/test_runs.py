@@ -290,7 +290,8 @@ def test_a_run_that_is_interrupted_saves_says_how_to_go_on_and_does() -> None:
     ended = on_two_ranks()[GOES_ON]
     assert ended.code == 0, ended.err
     assert f"going on from {checkpoint.relative_to(was.folder)} at step {was.step}" in ended.out
-    assert "auto chose " in ended.out
+    assert "schedule  " in ended.out
+    assert " ms a step expected, ranks busy " in ended.out
     assert "timeline of 2 steps in out/timeline.svg" in ended.out
     line = Timeline.from_json((was.folder / "out" / "timeline.json").read_text())
     traced = {was.step + 1, was.step + 2}
@@ -329,7 +330,7 @@ def test_a_start_says_where_it_comes_from_and_its_command_repeats_it() -> None:
 def test_a_run_with_more_ranks_than_cores_says_so() -> None:
     ended = on_two_ranks()[CROWDED]
     assert ended.code == 0, ended.err
-    assert "2 ranks share 1 cores: they take turns" in ended.err + ended.out
+    assert "2 ranks share 1 core: they take turns" in ended.err + ended.out
 
 
 @pytest.mark.sweep  # of MPICH's, a run that is interrupted says it above

@@ -1,0 +1,109 @@
+"""What `axrt train` says first and last: four lines at most that a newcomer understands. With -v
+there is the rest."""
+
+from axrt.config import AUTO, Config
+from axrt.device import free_memory
+from axrt.engine import Engine
+from axrt.ledger.ledger import Unit
+from axrt.ledger.prediction import Prediction
+from axrt.scheduler.plural import plural
+
+
+def layout(engine: Engine, directory: object, parameters: int) -> str:
+    """The run in a line: where it runs, how large model and steps are, where its files are."""
+    config, replicas = engine.config, engine.data_size
+    tokens = config.global_batch * config.model.context
+    return (
+        f"{plural(engine.pipe_size, 'rank')} x {plural(replicas, 'replica')} on {engine.device}, "
+        f"{_millions(parameters)} parameters, {plural(tokens, 'token')} a step, "
+        f"{plural(config.run.steps, 'step')}; files in {directory}"
+    )
+
+
+def _millions(number: int) -> str:
+    """A number with the digits that a person wants."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return f"{number:,}"
+
+
+def schedule(engine: Engine) -> str:
+    """The schedule, and what is expected of it where that was simulated."""
+    plan = " along a plan" if engine.along_a_plan else ""
+    alone = f"{engine.schedule.policy}{plan}"
+    chosen = engine.candidates[0] if engine.candidates else alone
+    return f"schedule  {chosen}" + ("  (-v: why)" if engine.candidates else "")
+
+
+def memory(engine: Engine, prediction: Prediction) -> str:
+    """What the fullest rank will hold, and what is free."""
+    most, free = prediction.most, free_memory(engine.device)
+    expected = f"memory    {Unit.of(most).text(most)} of tensors a rank at most"
+    return f"{expected}; {Unit.of(free).text(free)} are free" if free else expected
+
+
+def details(engine: Engine) -> str:
+    """The schedule in full: batch, placement, and what does without MPI."""
+    config, size = engine.config, engine.config.schedule
+    replica = " and replica" if engine.data_size > 1 else ""
+    policy = engine.schedule.policy
+    if engine.along_a_plan:
+        begins = ", ".join(map(str, engine.cuts[:-1]))
+        policy += f" along a plan ({engine.placement} placement, stages from layers {begins} on)"
+    return (
+        f"policy {policy}, {plural(size.microbatches, 'microbatch')} of {size.microbatch_size} x "
+        f"{config.model.context} tokens a step{replica}{_by_library(engine)}{_shared(engine)}"
+    )
+
+
+def why(engine: Engine) -> str:
+    """How the schedule was chosen, and what was next."""
+    chosen, *others = engine.candidates
+    next_best = "; ".join(others[:2]) or "nothing else"
+    is_auto = engine.config.schedule.policy == AUTO
+    what = "auto chose" if is_auto else "by what layers take alone:"
+    how = (
+        "of those within 1 % of the fastest the one that holds least, or a plan that is over 1 % "
+        "faster"
+        if is_auto
+        else "a plan is over 1 % faster, and one that holds more over 2 %"
+    )
+    return (
+        f"{what} {chosen}; next would be {next_best} (simulated, without the optimizer and cores "
+        f"that ranks share; {how})"
+    )
+
+
+def last(
+    config: Config, directory: object, took_s: float, loss: float, validation: float | None
+) -> str:
+    """The end of a run that has done all its steps."""
+    found = f"loss {loss:.3f}" + ("" if validation is None else f", validation {validation:.3f}")
+    todo = [f"axrt report {directory}"]
+    if not config.model.factory:
+        todo.insert(0, f"axrt generate {directory}")
+    return f"done in {_duration(took_s)}: {found}; next: {', '.join(todo)}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _shared(engine: Engine) -> str:
+    """What runs that share microbatches must know of their sums, where this is one."""
+    how = "" if engine.config.run.deterministic else ": sums have the order of arrival"
+    return f", replicas share{how}" if engine.config.schedule.share else ""
+
+
+def _by_library(engine: Engine) -> str:
+    """What torch.distributed does in this run, where it does something."""
+    parallel = engine.config.parallel
+    gradients = parallel.collectives == "library" and engine.data_size > 1
+    activations = parallel.activations == "library" and engine.pipe_size > 1
+    what = ["gradients"] * gradients + ["large activations"] * activations
+    return f", {' and '.join(what)} by torch.distributed" if what else ""
