@@ -19,7 +19,7 @@ add_completion_class(Bash)
 # Each command with its module, its name there, and what --help says of it.
 _COMMANDS = {
     "prepare": ("prepare", "prepare_command", "Turn text into a token file to train on."),
-    "train": ("train", "train", "Train a model, alone or on the ranks of a job."),
+    "train": ("train.command", "train", "Train a model, alone or on the ranks of a job."),
     "launch": ("launch", "launch", "Start a job, and start it again when it is lost."),
     "slurm": ("batch", "slurm_command", "Write and submit a batch script for Slurm."),
     "pbs": ("batch", "pbs_command", "Write and submit a batch script for PBS."),

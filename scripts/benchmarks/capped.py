@@ -221,7 +221,7 @@ def _was_too_little(ended: "subprocess.CompletedProcess[str]", killed: bool) -> 
 
 
 def _train(settings: Sequence[str]) -> None:
-    from axrt.cli.train import train
+    from axrt.cli.train.command import train
 
     try:
         train.main([*TRAIN[1:], *settings], standalone_mode=False)

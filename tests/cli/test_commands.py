@@ -46,7 +46,7 @@ UNUSED = frozenset(
 )
 COMMAND = "from axrt.cli import main; main(sys.argv[1:], standalone_mode=False)"
 STEPS = """
-import axrt.cli.train, torch
+import axrt.cli.train.command, torch
 from axrt.config import Config
 from axrt.engine import initialize
 from axrt.models.registry import model_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from axrt.checkpoint.folder import candidates_in
-from axrt.cli.interrupt import Interrupt
+from axrt.cli.train.interrupt import Interrupt
 
 from ..disks import small_disk
 from .test_train import axrt, in_a_directory  # noqa: F401 - a fixture

@@ -593,7 +593,7 @@ def test_a_run_in_float16_writes_its_scale_and_goes_on_in_another_type() -> None
 
 
 def test_the_last_step_of_an_interrupted_run_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from axrt.cli.interrupt import Interrupt
+    from axrt.cli.train.interrupt import Interrupt
 
     def three_steps(self: Interrupt, batches: Iterator[Any], microbatches: int) -> Iterator[Any]:
         return islice(batches, 3 * microbatches)

@@ -1,0 +1,1 @@
+"""`axrt train`: a run, with its files, its saves and its end."""
