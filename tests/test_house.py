@@ -187,7 +187,6 @@ READS = {
     "offload/scratch_file.py": "/proc",
     "axrt/restarts/process.py": "/proc",
     "axrt/clusters/batch.py": "a file of the package",
-    "axrt/cli/generate.py": "prompts may come through a pipe",
 }
 # Values that are taken without it.
 PARSES = {

@@ -22,6 +22,7 @@ lie.
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -201,9 +202,11 @@ def check_writable(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
+        # A name that nobody knows before: behind one that is known another user may have put a
+        # link.
+        probe, name = tempfile.mkstemp(prefix=".writable-", dir=folder)
+        os.close(probe)
+        os.unlink(name)
     except OSError as error:
         raise ConfigError(
             f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to "

@@ -1,6 +1,7 @@
 """Saving and loading by all ranks of a job together: each rank writes its own files, and the main
 rank the manifest of all."""
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
@@ -270,10 +271,13 @@ class JobCheckpoints:
                 "to"
             ) from None
         except OSError as error:
-            raise SaveError(
-                f"nothing can be saved to {folder}: {error.strerror}; expected a directory that "
-                "checkpoints can be written to"
-            ) from None
+            text = f"nothing can be saved to {folder}: {error.strerror}; expected a directory that "
+            if error.errno in (errno.EINVAL, errno.EISDIR, errno.ELOOP):  # no file: it stays so
+                where = error.filename or folder
+                raise ConfigError(
+                    f"{where}: {error.strerror}; expected a regular file, or none"
+                ) from None
+            raise SaveError(f"{text}checkpoints can be written to") from None
 
     def _publish(
         self, checkpoint: Path, manifest: Manifest, outcomes: Sequence[Any], replaces: bool

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import tempfile
 import threading
 import time
 import weakref
@@ -145,12 +146,12 @@ def _number(value: object) -> int:
 
 def _age_s(path: Path, file: int) -> float:
     """Seconds since the file was renewed, by the clock of the file system."""
-    probe = path.with_name(f"{path.name}-{os.getpid()}")
-    probe.touch()
+    probe, name = tempfile.mkstemp(prefix=f"{path.name}-", dir=path.parent)
     try:
-        age_s = probe.stat().st_mtime - os.fstat(file).st_mtime
+        age_s = os.fstat(probe).st_mtime - os.fstat(file).st_mtime
     finally:
-        probe.unlink()
+        os.close(probe)
+        os.unlink(name)
     if age_s < 0:
         with suppress(OSError):  # of another user
             os.utime(file)

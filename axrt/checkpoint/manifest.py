@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 _HEAD, _ZEROS = b'{"crc32": "', b"0" * 8
 _END = len(_HEAD) + len(_ZEROS)
 _MOST = 2**63
-_LARGEST_BYTES = 1 << 30
+_LARGEST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)

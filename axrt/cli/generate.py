@@ -1,7 +1,10 @@
 """`axrt generate`: let a trained model go on from prompts, with one process or a pipeline."""
 
+import errno
 import json
 import math
+import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +29,7 @@ from axrt.loading import layers_of_rank
 from axrt.observe.metrics import TOKENIZER, kept_in_run
 from axrt.pipelined_generation import PipelinedGeneration
 from axrt.scheduler.plural import plural
+from axrt.scheduler.regular_file import MOST_BYTES, read_text
 
 
 @click.command(short_help="Let a trained model go on from a prompt.")
@@ -146,9 +150,22 @@ def _write_lines(prompts: Sequence[str], writer: "_Writer") -> None:
             shown += 1
 
 
+def _text_of(prompts: Path) -> str:
+    # A shell gives a pipe by a name such as /dev/fd/63, which leads to no other name; a pipe that
+    # has a name of its own may have no writer.
+    is_pipe = stat.S_ISFIFO(prompts.stat().st_mode)
+    if not is_pipe or os.path.exists(os.path.realpath(prompts)):
+        return read_text(prompts)
+    with prompts.open(encoding="utf-8") as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has over {MOST_BYTES:,} characters")
+    return text
+
+
 def _lines_of(prompts: Path) -> list[str]:
-    try:  # not `read_text`: prompts may come through a pipe
-        lines = prompts.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = _text_of(prompts).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--prompts {prompts}: {error}; expected a file of text") from None
     return [line for line in lines if line.strip()]

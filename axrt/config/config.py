@@ -20,7 +20,7 @@ from .model import Model
 from .optimizer import Optimizer
 from .parallel import Parallel
 from .precision import Precision
-from .reading import apply, built, in_doubt, names_any, parse_file, unknown
+from .reading import apply, built, foreign_code, in_doubt, names_any, parse_file, unknown
 from .run import Run
 from .schedule import Schedule
 from .section import Mistakes, refuse, told
@@ -85,6 +85,7 @@ class Config:
             tree: dict[str, Any] = asdict(source)
         elif isinstance(source, str | Path):
             tree = parse_file(Path(source))
+            refuse(foreign_code(Path(source), tree, overrides))
         else:
             tree = {
                 section: dict(keys) if isinstance(keys, Mapping) else keys

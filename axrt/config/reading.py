@@ -1,6 +1,7 @@
 """A configuration from a file, a dict and overrides: what no section has is found here."""
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -26,6 +27,21 @@ def parse_file(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def foreign_code(path: Path, tree: Mapping[str, Any], overrides: Iterable[str]) -> Iterator[str]:
+    """What a file of another user's names of code that would be run, unless the command line names
+    it, too."""
+    model = tree.get("model")
+    factory = model.get("factory") if isinstance(model, Mapping) else None
+    if not isinstance(factory, str) or not factory:
+        return
+    is_named = any(text.replace(" ", "").startswith("model.factory=") for text in overrides)
+    if not is_named and path.stat().st_uid not in (0, os.geteuid()):
+        yield (
+            f"{path} is another user's, and model.factory = {factory!r} there would run code from "
+            f"{os.getcwd()}; expected model.factory={factory} on the command line, if you trust it"
+        )
 
 
 def apply(override: str, tree: dict[str, Any]) -> Iterator[str]:

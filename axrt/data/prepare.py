@@ -33,7 +33,7 @@ import numpy as np
 from axrt.checkpoint.durable import durable, write_durably
 from axrt.errors import DataError
 from axrt.scheduler.plural import plural
-from axrt.scheduler.regular_file import read_bytes
+from axrt.scheduler.regular_file import opened, read_bytes
 
 from .bundles import Bundle, Done, Row, WholeRow, bundle_file, bundles_of, rows_of
 from .documents import Part, Piece, parts_of, pieces_of
@@ -89,6 +89,7 @@ def prepare(
     begins = beginning(order, made_of, force, tokens)
     if begins is Beginning.MADE:
         made = {part: _found(order, part) for part in order.parts}
+        _check_files(order)
         _check_same(order, made[TRAINING], tokens)
         say(f"{order.path(TRAINING, '.bin')} is already made; --force makes it anew")
         return made
@@ -109,6 +110,20 @@ def _found(order: Order, part: str) -> Prepared:
     found = Prepared.beside(order.path(part, ".bin"))
     assert found is not None  # its file was there
     return found
+
+
+def _check_files(order: Order) -> None:
+    """Check that what is made already are files, and no pipe in place of one."""
+    for part in order.parts:
+        for end in (".bin", ".idx"):
+            path = order.path(part, end)
+            try:
+                opened(path).close()
+            except OSError as error:
+                raise DataError(
+                    f"{path}: {error.strerror}; expected the file that was made, or --force to "
+                    "make it anew"
+                ) from None
 
 
 def _tokens_now(order: Order) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from axrt.scheduler.regular_file import open_regular, read_bytes
+from axrt.scheduler.regular_file import read_bytes
 
 from .activity import Activity
 from .json_lines import (
@@ -43,6 +43,7 @@ _LOOK_S = 1.0
 _MOST_BYTES = 1 << 16  # of a question
 _MOST_RANKS = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 STATES = ("waits", "computes", "outside")
 _LOOP_S = 1.0  # in which a loop that waits answers by itself
 _LOOP_FILE = os.path.join("axrt", "loop.py")
@@ -197,11 +198,25 @@ class Inspection(Observer):
             _stacks() if question.stacks else {},
         )
         with suppress(OSError):  # whoever has asked may have gone
-            beside = question.folder / f"rank-{self._rank:04}.new"
-            with open(open_regular(beside, _NEW), "wb") as file:  # not durable: the loop waits
-                file.write(json.dumps(asdict(answer)).encode(errors="replace"))
-            beside.replace(beside.with_suffix(""))
+            text = json.dumps(asdict(answer)).encode(errors="replace")
+            _write_in(question.folder, f"rank-{self._rank:04}", text)
         self._answered.set()
+
+
+def _write_in(folder: Path, name: str, data: bytes) -> None:
+    """Write a file in a folder of questions. Neither the folder nor what it is in may be a link,
+    which would lead out of the run. It need not be durable: the loop waits."""
+    questions = os.open(folder.parent, _FOLDER)
+    try:
+        inside = os.open(folder.name, _FOLDER, dir_fd=questions)
+    finally:
+        os.close(questions)
+    try:
+        with open(os.open(f"{name}.new", _NEW, 0o666, dir_fd=inside), "wb") as file:
+            file.write(data)
+        os.rename(f"{name}.new", name, src_dir_fd=inside, dst_dir_fd=inside)
+    finally:
+        os.close(inside)
 
 
 def _files_of(frame: FrameType | None) -> list[str]:

@@ -158,7 +158,7 @@ def append(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    file = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    file = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         length = os.fstat(file).st_size
         try:
@@ -177,6 +177,8 @@ def cut_off_half_a_line(path: Path) -> None:
     Raises:
         OSError: the file cannot be read or written.
     """
+    if path.is_symlink():  # to somebody's file, perhaps
+        raise OSError(errno.ELOOP, "it is a link", str(path))
     if not path.exists():
         return
     place, data = end_of(path)

@@ -1,6 +1,8 @@
 """The files of a run: its resolved configuration, and its metrics, one JSON object a line."""
 
 import json
+import os
+import stat
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -62,9 +64,12 @@ class RunFiles:
         self.directory = Path(config.run.out)
         self._stays = stays(config, self.directory)
         self._lock: DirectoryLock | None = None
-        if self._stays:
+        is_named = self.directory.name.strip() not in ("", "..")
+        if self._stays and (is_named or is_run(self.directory)):
+            for path in (self.directory, self.directory / config.checkpoint.dir):
+                check_own_link(path)
             self._take()
-        elif self.directory.name.strip() in ("", ".."):
+        elif not is_named:
             raise ConfigError(
                 f"run.out = {config.run.out!r}; expected the name of a directory to make, such as "
                 "runs/mine"
@@ -172,10 +177,29 @@ class RunFiles:
 
 def unwritable(directory: Path, error: OSError) -> ConfigError:
     """The refusal of a directory for the files of a run."""
+    where = error.filename or directory
     return ConfigError(
-        f"{directory}: {error.strerror}; expected a place where the files of a run can be written "
+        f"{where}: {error.strerror}; expected a place where the files of a run can be written "
         "(run.out)"
     )
+
+
+def check_own_link(path: Path) -> None:
+    """Check that no link of another user's leads from a run to files that are not the run's: they
+    would be taken for its own, and removed in time.
+
+    Raises:
+        ConfigError: the path is such a link.
+    """
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return
+    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"{path} is a link that user {found.st_uid} has made; expected a directory, or a link "
+            "of your own"
+        )
 
 
 def kept_in_run(path: Path, name: str) -> Path | None:
@@ -212,7 +236,8 @@ def in_its_directory(file: str | Path, config: Config) -> Config:
     """The configuration with `run.out` set to the directory of the given file, where that is a run
     that goes on: it may have been moved."""
     directory = Path(file).parent
-    if (directory / METRICS).exists() and stays(config, directory):
+    is_of_run = Path(file).name == "config.toml" and (directory / METRICS).exists()
+    if is_of_run and stays(config, directory):
         return replace(config, run=replace(config.run, out=str(directory)))
     return config
 

@@ -12,12 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from axrt.checkpoint.durable import write_durably
+from axrt.checkpoint.folder import check_writable
 from axrt.checkpoint.host_memory import HostMemory, Part
 from axrt.checkpoint.lock import DirectoryLock
 from axrt.checkpoint.memory_run import NAME, MemoryRun
 from axrt.checkpoint.private import make_private, why_not_private
 from axrt.cli import main
 from axrt.errors import ConfigError
+from axrt.observe.activity import Activity
+from axrt.observe.inspection import Inspection, _Question
 from axrt.restarts.launcher import Command
 from axrt.restarts.supervisor import Supervisor
 
@@ -240,6 +243,129 @@ def test_links_in_the_place_of_a_runs_own_files_are_not_written_through(shared: 
     write_durably(shared / "a", b"mine")
     assert (shared / "a").read_bytes() == b"mine"
     assert (shared.parent / "thesis").read_text() == "all of it"
+
+
+TINY = """
+[model]
+layers = 1
+width = 8
+heads = 1
+context = 8
+[schedule]
+microbatches = 1
+[data]
+source = "text.txt"
+held_out = 0.0
+[run]
+steps = 2
+device = "cpu"
+out = "shared/run"
+[checkpoint]
+every = 1
+background = "off"
+"""
+
+
+@pytest.fixture
+def started(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with checkpoints, in a directory in which every user may write."""
+    monkeypatch.chdir(shared.parent)
+    Path("text.txt").write_text("all work and no play " * 20)
+    Path("tiny.toml").write_text(TINY)
+    shared.rename("shared")
+    assert CliRunner().invoke(main, ["train", "tiny.toml"]).exit_code == 0
+    os.chmod("shared/run", 0o1777)
+    Path("victim").mkdir()
+    Path("victim/thesis").write_text("all of my thesis")
+    yield Path("shared/run").absolute()
+    Path("shared").rename(shared)
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl"])
+def test_nothing_is_appended_to_what_a_link_leads_to(started: Path, name: str) -> None:
+    (started / name).unlink()
+    thesis = Path("victim/thesis").absolute()
+    assert as_another(lambda: (started / name).symlink_to(thesis)) == 0
+    goes_on = ["train", "tiny.toml", "checkpoint.resume=auto", "run.steps=3"]
+    result = CliRunner().invoke(main, goes_on)
+    assert result.exit_code == 2
+    assert f"{name}: it is a link" in result.output
+    assert thesis.read_text() == "all of my thesis"
+
+
+@needs_root
+def test_checkpoints_behind_a_link_of_another_users_are_not_taken_and_not_removed(
+    started: Path,
+) -> None:
+    kept = names_in(started / "checkpoints")
+    place = started.parent / "mine"
+
+    def first() -> None:
+        place.mkdir()
+        (place / "checkpoints").symlink_to(started / "checkpoints")
+
+    assert as_another(first) == 0
+    result = CliRunner().invoke(
+        main, ["train", "tiny.toml", "run.out=shared/mine", "checkpoint.resume=auto", "run.steps=9"]
+    )
+    assert result.exit_code == 2
+    assert f"is a link that user {OTHER} has made" in result.output
+    assert names_in(started / "checkpoints") == kept
+
+
+@needs_root
+def test_probes_have_names_that_nobody_knows_before(started: Path) -> None:
+    thesis = Path("victim/thesis").absolute()
+    folder = started / "checkpoints"
+    folder.chmod(0o1777)
+
+    def first() -> None:
+        for place in (started, folder):
+            for name in (".lock", ".writable"):
+                (place / f"{name}-{os.getppid()}").symlink_to(thesis)
+
+    assert as_another(first) == 0
+    check_writable(folder)
+    (started / ".lock").write_text('{"host": "elsewhere", "pid": 1}')
+    os.utime(started / ".lock", (1, 1))
+    DirectoryLock(started).release()
+    assert thesis.read_text() == "all of my thesis"
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["the question", "all questions"])
+def test_an_answer_does_not_leave_the_run(started: Path, what: str) -> None:
+    victim = Path("victim").absolute()
+    (victim / "q").mkdir()
+    (victim / "q" / "question").write_text("{}")
+    inspection = Inspection(0, 1, Activity())
+    questions = started / ".inspect"
+    if what == "all questions":
+        questions.symlink_to(victim)
+    else:
+        questions.mkdir()
+        (questions / "q").symlink_to(victim / "q")
+    question = _Question.read(questions / "q" / "question")
+    assert question is not None
+    inspection._question = question
+    inspection._answer("computes", "", ())
+    assert [path.name for path in (victim / "q").iterdir()] == ["question"]
+
+
+@needs_root
+def test_code_that_a_file_of_another_users_names_is_named_on_the_command_line(
+    started: Path,
+) -> None:
+    file = Path("theirs.toml")
+    file.write_text(TINY.replace("[model]", '[model]\nfactory = "of_theirs:model"'))
+    os.chown(file, OTHER, OTHER)
+    for command in ("train", "memory", "profile"):
+        result = CliRunner().invoke(main, [command, str(file)])
+        assert result.exit_code == 2
+        assert "expected model.factory=of_theirs:model on the command line" in result.output
+    named = CliRunner().invoke(main, ["memory", str(file), "model.factory=of_theirs:model"])
+    assert "No module named 'of_theirs'" in named.output
 
 
 def test_no_file_is_unpickled_or_evaluated() -> None:

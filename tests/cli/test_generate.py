@@ -151,3 +151,18 @@ def test_a_checkpoint_stays_readable_when_the_run_has_moved(in_a_directory: Path
     axrt("tiny.toml", "run.steps=1", "checkpoint.dir=kept/here")
     Path("out").rename("elsewhere")
     assert generate("elsewhere", "--tokens", "3").exit_code == 0
+
+
+def test_prompts_come_by_a_shells_pipe_and_not_by_one_that_nobody_may_write_to() -> None:
+    axrt("tiny.toml", "run.steps=1")
+    reads, writes = os.pipe()
+    os.write(writes, b"all work\n")
+    os.close(writes)
+    piped = generate("out", "--prompts", f"/dev/fd/{reads}", "--tokens", "2")
+    assert piped.exit_code == 0, piped.output
+    os.close(reads)
+    os.mkfifo("named")
+    for name, kind in (("named", "a pipe"), ("/dev/zero", "a device")):
+        refused = generate("out", "--prompts", name, "--tokens", "2")
+        assert refused.exit_code == 2
+        assert f"it is {kind}" in refused.output

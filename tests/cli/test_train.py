@@ -611,3 +611,19 @@ def test_workers_change_no_loss() -> None:
     axrt("tiny.toml", "run.log_every=1")
     axrt("tiny.toml", "run.log_every=1", "data.workers=2")
     assert losses("out") == losses("out-2")
+
+
+@pytest.mark.parametrize("out", ["", ".", ".."])
+def test_a_run_that_may_go_on_has_a_name_of_its_own_too(out: str) -> None:
+    """`axrt launch` sets this key: once a run was begun among the user's files."""
+    result = axrt("tiny.toml", f"run.out={out}", "checkpoint.resume=auto")
+    assert result.exit_code == 2
+    assert "expected the name of a directory to make" in result.output
+    assert sorted(path.name for path in Path().iterdir()) == ["text.txt", "tiny.toml"]
+
+
+def test_another_file_beside_a_run_does_not_say_where_it_goes_on() -> None:
+    assert axrt("tiny.toml", "run.steps=1").exit_code == 0
+    Path("out/other.toml").write_text(TINY)
+    result = axrt("out/other.toml", "run.out=elsewhere", "checkpoint.resume=auto", "run.steps=1")
+    assert "files in elsewhere" in result.output

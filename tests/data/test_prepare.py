@@ -626,3 +626,15 @@ def test_sources_without_text_are_refused_and_leave_nothing(tmp_path: Path) -> N
     assert result.exit_code == 2
     assert "two.txt holds no text; expected some" in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.txt", "two.txt"]
+
+
+@pytest.mark.parametrize("end", [".bin", ".idx"])
+def test_a_pipe_in_place_of_what_is_made_is_refused(tmp_path: Path, end: str) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    command = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    (tmp_path / f"out{end}").unlink()
+    os.mkfifo(tmp_path / f"out{end}")
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert f"out{end}: it is a pipe; expected the file that was made, or --force" in result.output
