@@ -267,7 +267,7 @@ background = "off"
 
 
 @pytest.fixture
-def started(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def started(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A run with checkpoints, in a directory in which every user may write."""
     monkeypatch.chdir(shared.parent)
     Path("text.txt").write_text("all work and no play " * 20)
