@@ -39,6 +39,7 @@ from .layers import check_layers, fault_in, files_of, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
 from .pieces import CheckedPieces
+from .private import check_own_link
 from .writing import Records
 
 Checked = tuple[Manifest, Callable[[], None]]  # what was found, and what takes it
@@ -258,6 +259,7 @@ class JobCheckpoints:
 
     def _lock(self, folder: Path) -> None:
         """Keep other runs from writing to a folder until `close`."""
+        check_own_link(folder)
         folder = folder.resolve()
         if folder in self._locks:
             return

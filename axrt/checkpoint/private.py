@@ -5,6 +5,8 @@ is opened, not what a link leads to, and its owner is looked at before anything 
 written or removed. Nobody else can change what is below: it is this user's, with mode 0700, and
 where others may write above it, that is root's and has the sticky bit, so no other directory comes
 in its place.
+
+Other directories of a run may be shared. There a link of another user's is refused, at least.
 """
 
 import errno
@@ -12,6 +14,8 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+
+from axrt.errors import ConfigError
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -58,3 +62,21 @@ def why_not_private(path: Path) -> str:
     finally:
         os.close(file)
     return ""
+
+
+def check_own_link(path: Path) -> None:
+    """Check that no link of another user's leads from a run to files that are not the run's: they
+    would be taken for its own, and removed in time.
+
+    Raises:
+        ConfigError: the path is such a link.
+    """
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return
+    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"{path} is a link that user {found.st_uid} has made; expected a directory, or a link "
+            "of your own"
+        )

@@ -1,8 +1,6 @@
 """The files of a run: its resolved configuration, and its metrics, one JSON object a line."""
 
 import json
-import os
-import stat
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ import tomli_w
 
 from axrt.checkpoint.durable import sync, write_durably
 from axrt.checkpoint.lock import DirectoryLock
+from axrt.checkpoint.private import check_own_link
 from axrt.config import AUTO, Config
 from axrt.data.prepared import KEPT, Prepared, tokenizer_name
 from axrt.data.tokenizer import MOST_BYTES
@@ -182,24 +181,6 @@ def unwritable(directory: Path, error: OSError) -> ConfigError:
         f"{where}: {error.strerror}; expected a place where the files of a run can be written "
         "(run.out)"
     )
-
-
-def check_own_link(path: Path) -> None:
-    """Check that no link of another user's leads from a run to files that are not the run's: they
-    would be taken for its own, and removed in time.
-
-    Raises:
-        ConfigError: the path is such a link.
-    """
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return
-    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
-        raise ConfigError(
-            f"{path} is a link that user {found.st_uid} has made; expected a directory, or a link "
-            "of your own"
-        )
 
 
 def kept_in_run(path: Path, name: str) -> Path | None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from torch import nn
 
+import axrt
 from axrt.checkpoint.durable import write_durably
 from axrt.checkpoint.folder import check_writable
 from axrt.checkpoint.host_memory import HostMemory, Part
@@ -23,6 +25,9 @@ from axrt.observe.activity import Activity
 from axrt.observe.inspection import Inspection, _Question
 from axrt.restarts.launcher import Command
 from axrt.restarts.supervisor import Supervisor
+from axrt.transport.local import LocalWorld
+
+from ..cli.test_train import TINY
 
 RUN, MARK, OTHER = "7d31c6f09a44", "1f77a0c2", 65534
 PART = Part(4, 0, 1)
@@ -245,25 +250,7 @@ def test_links_in_the_place_of_a_runs_own_files_are_not_written_through(shared: 
     assert (shared.parent / "thesis").read_text() == "all of it"
 
 
-TINY = """
-[model]
-layers = 1
-width = 8
-heads = 1
-context = 8
-[schedule]
-microbatches = 1
-[data]
-source = "text.txt"
-held_out = 0.0
-[run]
-steps = 2
-device = "cpu"
-out = "shared/run"
-[checkpoint]
-every = 1
-background = "off"
-"""
+HERE = ("run.out=shared/run", "run.steps=2", "checkpoint.every=1", "data.held_out=0")
 
 
 @pytest.fixture
@@ -273,7 +260,7 @@ def started(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("text.txt").write_text("all work and no play " * 20)
     Path("tiny.toml").write_text(TINY)
     shared.rename("shared")
-    assert CliRunner().invoke(main, ["train", "tiny.toml"]).exit_code == 0
+    assert CliRunner().invoke(main, ["train", "tiny.toml", *HERE]).exit_code == 0
     os.chmod("shared/run", 0o1777)
     Path("victim").mkdir()
     Path("victim/thesis").write_text("all of my thesis")
@@ -287,7 +274,7 @@ def test_nothing_is_appended_to_what_a_link_leads_to(started: Path, name: str) -
     (started / name).unlink()
     thesis = Path("victim/thesis").absolute()
     assert as_another(lambda: (started / name).symlink_to(thesis)) == 0
-    goes_on = ["train", "tiny.toml", "checkpoint.resume=auto", "run.steps=3"]
+    goes_on = ["train", "tiny.toml", *HERE, "checkpoint.resume=auto", "run.steps=3"]
     result = CliRunner().invoke(main, goes_on)
     assert result.exit_code == 2
     assert f"{name}: it is a link" in result.output
@@ -306,11 +293,18 @@ def test_checkpoints_behind_a_link_of_another_users_are_not_taken_and_not_remove
         (place / "checkpoints").symlink_to(started / "checkpoints")
 
     assert as_another(first) == 0
-    result = CliRunner().invoke(
-        main, ["train", "tiny.toml", "run.out=shared/mine", "checkpoint.resume=auto", "run.steps=9"]
-    )
+    goes_on = ["run.out=shared/mine", "checkpoint.resume=auto", "run.steps=9"]
+    result = CliRunner().invoke(main, ["train", "tiny.toml", *HERE, *goes_on])
     assert result.exit_code == 2
     assert f"is a link that user {OTHER} has made" in result.output
+    assert names_in(started / "checkpoints") == kept
+    model = axrt.PipelineModule([nn.Linear(2, 2)], nn.functional.mse_loss)
+    alone = LocalWorld(1).alone()
+    with (
+        pytest.raises(ConfigError, match=f"is a link that user {OTHER} has made"),
+        axrt.initialize(model, transport=alone) as engine,
+    ):
+        engine.own_checkpoints(place / "checkpoints")
     assert names_in(started / "checkpoints") == kept
 
 

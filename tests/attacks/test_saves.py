@@ -17,7 +17,12 @@ def test_a_kill_at_any_system_call_of_a_save_loses_nothing_that_was_saved(beside
     lock of the library's taken for ever."""
     command = [sys.executable, "-m", "tests.attacks.saves", "--kills", "25", "--seed", "3"]
     done = subprocess.run(
-        [*command, *["--beside"] * beside], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, *["--beside"] * beside],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,  # a hang; it takes ten seconds
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "25 kills at system calls of a save, " in done.stdout

@@ -9,24 +9,9 @@ from click.testing import CliRunner
 from axrt.cli import main
 from axrt.scheduler.plural import plural
 
-SMALL = """
-[model]
-layers = 1
-width = 8
-heads = 1
-context = 8
-[schedule]
-microbatches = 1
-microbatch_size = 1
-[data]
-source = "one.txt"
-held_out = 0.0
-[run]
-steps = 1
-trace_steps = 1
-out = "out"
-device = "cpu"
-"""
+from .test_train import TINY
+
+ONE = "schedule.microbatches=1 run.steps=1 run.trace_steps=1 data.held_out=0 data.source=one.txt"
 ONE_OF = re.compile(r"(?<![\d.,])1 (?!is\b|has\b|pass\b|us\b|ms\b|this\b|across\b)([a-z]+s)\b")
 
 
@@ -34,9 +19,9 @@ ONE_OF = re.compile(r"(?<![\d.,])1 (?!is\b|has\b|pass\b|us\b|ms\b|this\b|across\
     "command",
     [
         "prepare one.txt --out one --tokenizer bytes",
-        "memory small.toml --ranks 1",
-        "memory small.toml --ranks 3",
-        "train small.toml",
+        f"memory tiny.toml --ranks 1 {ONE}",
+        f"memory tiny.toml --ranks 3 {ONE}",
+        f"train -v tiny.toml {ONE}",
         "simulate --ranks 1 --microbatches 1",
         "simulate --ranks 1 --microbatches 1 --policy 1f1b",
         "doctor",
@@ -44,7 +29,7 @@ ONE_OF = re.compile(r"(?<![\d.,])1 (?!is\b|has\b|pass\b|us\b|ms\b|this\b|across\
 )
 def test_one_is_singular(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "one.txt").write_text("all work and no play")
     result = CliRunner().invoke(main, command.split())
     assert result.output

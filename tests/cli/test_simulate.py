@@ -846,3 +846,24 @@ def test_a_plan_is_made_for_the_costs_and_can_be_followed(tmp_path: Path) -> Non
     assert "expected --placement linear" in simulate("--plan", *SMALL, *stages).output
     last = simulate("--plan", *SMALL, *stages, "--placement", "linear", "--json").output
     assert json.loads(last)["makespan"] <= 57  # of 1f1b
+
+
+def test_a_search_takes_keys_of_the_world_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
+    case = ("--search", "--ranks", "2", "--microbatches", "4", "--steps", "2", "--json")
+
+    def best(*more: str) -> float:
+        result = simulate(*case, *more)
+        assert result.exit_code == 0, result.output
+        return float(json.loads(result.output)["found"][0]["makespan"])
+
+    (tmp_path / "slow.toml").write_text("[world]\nstep_cost = 5\n")
+    assert best("world.step_cost=5") == best("--world", str(tmp_path / "slow.toml")) > best()
+    for key in ("offload_activations=3", "held_mib=1"):
+        refused = simulate(*case, f"world.{key}")
+        assert (refused.exit_code, "--search takes no world." in refused.output) == (2, True)
+
+
+def test_a_run_takes_no_keys_of_the_world() -> None:
+    refused = simulate("--like", "nowhere", "world.slots=3")
+    assert refused.exit_code == 2
+    assert "--like takes no keys of [world]" in refused.output

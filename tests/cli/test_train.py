@@ -627,3 +627,53 @@ def test_another_file_beside_a_run_does_not_say_where_it_goes_on() -> None:
     Path("out/other.toml").write_text(TINY)
     result = axrt("out/other.toml", "run.out=elsewhere", "checkpoint.resume=auto", "run.steps=1")
     assert "files in elsewhere" in result.output
+
+
+ODD = """
+import torch
+from torch import nn
+import axrt
+
+class Looks(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        if self.weight.is_meta:
+            raise TypeError("there is nothing to look at")
+
+def of(config):
+    return axrt.PipelineModule([nn.Embedding(256, 8), axrt.LayerSpec(Looks, 8, 256)], loss)
+
+def looks(config):
+    head = nn.Linear(8, 256)
+    return axrt.PipelineModule([nn.Embedding(256, 8), lambda x: x * float(x.sum()), head], loss)
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+"""
+
+
+@pytest.fixture
+def odd(in_a_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(in_a_directory)
+    (in_a_directory / "odd_models.py").write_text(ODD)
+
+
+@pytest.mark.usefixtures("odd")
+def test_memory_of_which_some_is_unknown_is_no_upper_bound() -> None:
+    result = axrt("tiny.toml", "model.factory=odd_models:looks")
+    assert result.exit_code == 0, result.output
+    assert "of tensors a rank at least, as some is unknown (-v: what)" in result.output
+
+
+@pytest.mark.usefixtures("odd")
+def test_layers_that_cannot_be_built_without_memory_are_trained_and_not_counted() -> None:
+    result = axrt("tiny.toml", "model.factory=odd_models:of")
+    assert result.exit_code == 0, result.output
+    assert "1 rank x 1 replica on cpu, 16 tokens a step, 4 steps; files in out" in result.output
+
+
+def test_a_run_that_saves_nothing_is_not_to_generate() -> None:
+    result = axrt("tiny.toml", "checkpoint.dir=")
+    assert result.exit_code == 0, result.output
+    assert "next: axrt report out" in result.output
+    assert "axrt generate" not in result.output

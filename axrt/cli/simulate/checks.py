@@ -12,6 +12,8 @@ from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.plural import plural
 from axrt.scheduler.recompute import most_recomputed
 
+KEYS = "keys of [world]"  # what the command line has behind its options
+
 
 def check(options: dict[str, Any]) -> None:
     """Refuse options and keys that do not go together."""
@@ -61,12 +63,16 @@ def check_picture(path: Path | None) -> None:
 def given(context: click.Context) -> set[str]:
     """The options that were given on the command line."""
     sources = {
-        option.opts[0]: context.get_parameter_source(option.name or "")
+        _named(option): context.get_parameter_source(option.name or "")
         for option in context.command.params
     }
     return {
         name for name, source in sources.items() if source is not click.core.ParameterSource.DEFAULT
     }
+
+
+def _named(option: click.Parameter) -> str:
+    return KEYS if isinstance(option, click.Argument) else option.opts[0]
 
 
 def refuse_besides(mode: str, allowed: Sequence[str], context: click.Context) -> None:

@@ -15,7 +15,7 @@ from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.policies import FIXED, NAMES
 
 from ..overrides import with_overrides
-from .checks import check, check_picture, given, refuse, refuse_besides
+from .checks import KEYS, check, check_picture, given, refuse, refuse_besides
 from .measured_costs import CostsOrFile
 from .modes import show_found, show_plan, show_policies, show_run
 from .option_types import Numbers, OwnPolicy, PolicyName, StageCosts
@@ -25,7 +25,7 @@ from .world import World, instead_of
 _COSTS = (
     *("--ranks", "--microbatches", "--memory", "--also", "--json", "--csv", "--costs", "--samples"),
     *("--stage-costs", "--latency", "--replicas", "--zero", "--jitter", "--recompute", "--steps"),
-    *("--seed", "--world", "[section.key=value]..."),
+    *("--seed", "--world", KEYS),
 )
 
 

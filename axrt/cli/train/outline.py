@@ -1,6 +1,8 @@
 """What `axrt train` says first and last: four lines at most that a newcomer understands. With -v
 there is the rest."""
 
+from typing import NamedTuple
+
 from axrt.config import AUTO, Config
 from axrt.device import free_memory
 from axrt.engine import Engine
@@ -9,13 +11,25 @@ from axrt.ledger.prediction import Prediction
 from axrt.scheduler.plural import plural
 
 
-def layout(engine: Engine, directory: object, parameters: int) -> str:
-    """The run in a line: where it runs, how large model and steps are, where its files are."""
+class Losses(NamedTuple):
+    """The last losses of a run, in nats a token."""
+
+    training: float
+    held_out: float | None  # None: nothing was validated
+
+
+def layout(engine: Engine, directory: object, parameters: int | None) -> str:
+    """The run in a line: where it runs, how large model and steps are, where its files are.
+
+    Args:
+        parameters: how many the model has; None: they could not be counted.
+    """
     config, replicas = engine.config, engine.data_size
     tokens = config.global_batch * config.model.context
+    size = "" if parameters is None else f"{_millions(parameters)} parameters, "
     return (
         f"{plural(engine.pipe_size, 'rank')} x {plural(replicas, 'replica')} on {engine.device}, "
-        f"{_millions(parameters)} parameters, {plural(tokens, 'token')} a step, "
+        f"{size}{plural(tokens, 'token')} a step, "
         f"{plural(config.run.steps, 'step')}; files in {directory}"
     )
 
@@ -39,7 +53,8 @@ def schedule(engine: Engine) -> str:
 def memory(engine: Engine, prediction: Prediction) -> str:
     """What the fullest rank will hold, and what is free."""
     most, free = prediction.most, free_memory(engine.device)
-    expected = f"memory    {Unit.of(most).text(most)} of tensors a rank at most"
+    bound = "least, as some is unknown (-v: what)" if prediction.unknown else "most"
+    expected = f"memory    {Unit.of(most).text(most)} of tensors a rank at {bound}"
     return f"{expected}; {Unit.of(free).text(free)} are free" if free else expected
 
 
@@ -75,14 +90,12 @@ def why(engine: Engine) -> str:
     )
 
 
-def last(
-    config: Config, directory: object, took_s: float, loss: float, validation: float | None
-) -> str:
-    """The end of a run that has done all its steps."""
-    found = f"loss {loss:.3f}" + ("" if validation is None else f", validation {validation:.3f}")
-    todo = [f"axrt report {directory}"]
-    if not config.model.factory:
-        todo.insert(0, f"axrt generate {directory}")
+def last(config: Config, directory: object, took_s: float, losses: Losses) -> str:
+    """The end of a run that has done all its steps, and has saved them if it saves at all."""
+    validation = "" if losses.held_out is None else f", validation {losses.held_out:.3f}"
+    can_generate = bool(config.checkpoint.dir) and not config.model.factory
+    todo = [f"axrt generate {directory}"] * can_generate + [f"axrt report {directory}"]
+    found = f"loss {losses.training:.3f}{validation}"
     return f"done in {_duration(took_s)}: {found}; next: {', '.join(todo)}"
 
 

@@ -93,7 +93,7 @@ class Record:
         self._verbose, self._began_s = verbose, time.perf_counter()
         self._validation: float | None = None
 
-    def opened(self, engine: Engine, parameters: int) -> None:
+    def opened(self, engine: Engine, parameters: int | None) -> None:
         """Show what the run is, and the schedule that it follows."""
         self._show.say(outline.layout(engine, self.directory, parameters))
         self._show.say(outline.schedule(engine))
@@ -277,11 +277,10 @@ class Record:
         except SaveError as error:
             self.failed = True
             self.warn(str(error))
-        is_done = done >= self._config.run.steps and is_saved and self._last_loss is not None
-        if is_done and self._last_loss is not None:
+        if self._last_loss is not None and done >= self._config.run.steps and is_saved:
             took_s = time.perf_counter() - self._began_s
-            loss, validation = self._last_loss, self._validation
-            self._show.say(outline.last(self._config, self.directory, took_s, loss, validation))
+            losses = outline.Losses(self._last_loss, self._validation)
+            self._show.say(outline.last(self._config, self.directory, took_s, losses))
             self._detail(self._ended(done, checkpoint, is_saved))
             return
         self._show.say(self._ended(done, checkpoint, is_saved))

@@ -106,7 +106,7 @@ def train_once(attempt: Attempt) -> Exit:
         places = engine.gathered(here)
         saves = Saves(engine, record, directory, extra)
         if record:
-            record.opened(engine, skeletons.num_parameters())
+            record.opened(engine, _parameters(skeletons))
             _predict(engine, predictor, record)
             record.began(resumed_from, engine.step, extra)
             of_ranks = places or []
@@ -185,6 +185,14 @@ def _record(
     if files is None:
         return None
     return Record(engine, show, files, idle, trackers or (), speeds, verbose)
+
+
+def _parameters(skeletons: Skeletons) -> int | None:
+    """How many parameters the model has; None where its layers cannot be built to count them."""
+    try:
+        return skeletons.num_parameters()
+    except (Exception, SystemExit):  # of the user's own layers, which are built a second time here
+        return None
 
 
 def _speeds(engine: Engine, skeletons: Skeletons, sample: tuple[Any, Any]) -> Speeds | None:
