@@ -378,21 +378,27 @@ def test_a_signal_to_a_group_with_loader_workers_saves_without_a_launcher(
     assert f"interrupted after step {Manifest.read(checkpoint_in(tmp_path / 'out')).step}" in out
 
 
-SLOW_START = """
+SLOW_START = '''
 import time
 from torch import nn
 import axrt
 from axrt.models.gpt import gpt
 
+def last():
+    """For ever, in short pieces. A signal that comes right before the system call of a sleep is
+    heard when that ends."""
+    while True:
+        time.sleep(0.01)
+
 class Slow(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)
         print("waiting\\n", end="", flush=True)  # in one go: the other rank prints it, too
-        time.sleep(1000)
+        last()
 
 def stuck(graph, inputs):
     print("waiting", flush=True)
-    time.sleep(1000)
+    last()
 
 def slow(config):
     return axrt.PipelineModule([axrt.LayerSpec(Slow)] * 2, nn.functional.mse_loss)
@@ -401,7 +407,7 @@ def quick(config):
     from torch._dynamo.backends.registry import register_backend
     register_backend(stuck)
     return gpt(config)
-"""
+'''
 
 
 def begun(folder: Path, command: list[str], line: str) -> "subprocess.Popen[str]":
