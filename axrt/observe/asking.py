@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from axrt.checkpoint.durable import write_durably
+from axrt.errors import ConfigError
 
 from .culprits import verdicts
 from .inspection import FOLDER, QUESTION, Answer
@@ -29,10 +30,17 @@ def asked(
         stacks: True to ask for Python stacks, too.
         within_s: seconds in which ranks answer.
         meanwhile: function that is called between two looks.
+    Raises:
+        ConfigError: no question can be written to the run.
     """
-    name = uuid.uuid4().hex
-    folder = run / FOLDER / name
-    folder.mkdir(parents=True)
+    folder = run / FOLDER / uuid.uuid4().hex
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}; expected a directory that you may write to: "
+            f"questions to the ranks of a run are files in {run / FOLDER}"
+        ) from None
     try:
         write_durably(folder / QUESTION, json.dumps({"stacks": stacks}).encode())
         until, answers = time.monotonic() + within_s, dict[int, Answer]()

@@ -60,6 +60,7 @@ WRONG = {
     "same on every rank",
     "the_configuration_is_wrong": "there is no key schedule.polcy; did you mean schedule.policy?",
     "models_differ": "model layers.1 is 'Linear' on rank 0 and 'FailsAt' on rank 1",
+    "seeds_of_torch_differ": "torch.manual_seed(...) sets, is 0 on rank 0 and 1 on rank 1",
     "more_stages_than_layers": "1 layer cannot fill 2 stages",
     "too_many_stages": "2 ranks do not factor into parallel.pipe x parallel.data = 3 x 1",
 }

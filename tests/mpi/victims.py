@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt import launch
+from axrt import deepspeed, launch
 from axrt.launch import told
 from axrt.note import Topic
 from tests.engine.reference import configured, random_batches
@@ -166,6 +166,19 @@ def configurations_differ() -> None:
 
 def models_differ() -> None:
     engine(axrt.LayerSpec(FailsAt, 6) if my_rank() == 1 else axrt.LayerSpec(nn.Linear, 8, 8))
+
+
+def seeds_of_torch_differ() -> None:
+    """A script that seeds each rank on its own, and gives DeepSpeed no seed for the layers."""
+    torch.manual_seed(my_rank())
+    deepspeed.initialize(
+        model=deepspeed.PipelineModule([nn.Linear(8, 8), nn.Linear(8, 3)], num_stages=2),
+        config={
+            "train_batch_size": 4,
+            "gradient_accumulation_steps": 4,
+            "optimizer": {"type": "Adam"},
+        },
+    )
 
 
 def two_models_apart() -> None:

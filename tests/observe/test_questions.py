@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from axrt.errors import ConfigError
 from axrt.observe.activity import Activity
 from axrt.observe.asking import asked
 from axrt.observe.inspection import FOLDER, QUESTION, Inspection
@@ -51,3 +52,12 @@ def test_what_is_no_answer_is_passed_over(tmp_path: Path, text: str) -> None:
         (folder / "rank-0000").write_text(text)
 
     assert asked(tmp_path, stacks=False, within_s=0.2, meanwhile=meanwhile) == {}
+
+
+@pytest.mark.parametrize("make", [NO_QUESTIONS[0], Path.touch])
+def test_where_questions_cannot_lie_their_place_is_named(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / FOLDER)
+    with pytest.raises(ConfigError, match=rf"{FOLDER}.*: Not a directory; expected a directory"):
+        asked(tmp_path, stacks=False, within_s=0.2)
