@@ -13,6 +13,7 @@ from axrt.device import CPU
 from axrt.loss_scale import LossScale
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
+from axrt.model.layer_runs import RunSettings
 from axrt.model.layers import build
 from axrt.model.listed import ListedParameters
 from axrt.model.module import PipelineModule
@@ -24,7 +25,8 @@ from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.job import Job
 from axrt.scheduler.plural import plural
 from axrt.store.assign import buckets_as_built
-from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
+from axrt.store.bucket import Bucket
+from axrt.store.bucket_settings import BucketSettings, LrSchedule, OptimizerFactory
 from axrt.store.flat import by_key, digest_of
 from axrt.store.saved_piece import SavedPiece
 from axrt.store.scratch import refused_as_setting
@@ -103,7 +105,7 @@ class LocalModel:
         """What a person should know of offloaded state, in whole sentences."""
         notes = list(self.scratch.notes) if self.scratch else []
         notes += self.stash.notes if self.stash and not self.scratch else []
-        if any(bucket.keeps_moments for bucket in self.all_buckets):
+        if any(bucket.route.keeps_moments for bucket in self.all_buckets):
             notes.append(
                 "The optimizer cannot be stepped on tiny parameters, so what it keeps stays on the "
                 "device, and memory.offload takes masters alone."
@@ -116,7 +118,7 @@ class LocalModel:
                 f"{most} may be whole at a time. Give it more schedule.chunks, with "
                 "schedule.policy = 'breadth-first'."
             )
-        gb = sum(bucket.bytes_each_way for bucket in self.all_buckets) / 1e9
+        gb = sum(bucket.route.bytes_each_way for bucket in self.all_buckets) / 1e9
         rate = memory.scratch_gb_s
         if rate and gb / rate >= 1.0:
             notes.append(
@@ -175,7 +177,7 @@ class LocalModel:
         same ones until they are published. What is written to a copy counts then."""
         elsewhere = self.scratch and self.has_masters and not self.is_sharded
         for bucket in self.all_buckets if elsewhere and not self.shown else ():
-            with bucket.present():
+            with bucket.route.present():
                 for _, master in bucket.trained:
                     copy = nn.Parameter(master.detach().to("cpu", copy=True))
                     self.shown.append(_Shown(copy, digest_of(copy), master, bucket))
@@ -197,11 +199,11 @@ class LocalModel:
         return {of.named[0][0]: of.optimizer_told for of in self.all_buckets if of.named}
 
     def pieces_of(self, layer: nn.Module, with_state: bool = True) -> list[SavedPiece]:
-        """What this rank keeps of a layer where state is sharded; see `Bucket.pieces_of`."""
+        """What this rank keeps of a layer where state is sharded; see `BucketState.pieces_of`."""
         found: list[SavedPiece] = []
         for bucket in self.buckets_with(layer):
-            with bucket.present():
-                found += bucket.pieces_of(layer, with_state)
+            with bucket.route.present():
+                found += bucket.state.pieces_of(layer, with_state)
         return found
 
     def shapes_of(self, layer: nn.Module) -> dict[str, torch.Size]:
@@ -271,7 +273,7 @@ class LocalModel:
         """
         for bucket in self.all_buckets if not self.scratch else ():
             if given_out and not bucket.shard:
-                bucket.publish()
+                bucket.route.publish()
             else:
                 bucket.publish_if_changed()
         beside = {id(first): others for first, *others in self._copies_here()}
@@ -280,7 +282,7 @@ class LocalModel:
                 continue
             (place,) = (n for n, (_, one) in enumerate(bucket.trained) if one is master)
             for one in (bucket, *beside.get(id(bucket), ())):
-                with one.present(changes=True), torch.no_grad():
+                with one.route.present(changes=True), torch.no_grad():
                     one.trained[place][1].copy_(copy)
         self.shown.clear()
 
@@ -379,6 +381,27 @@ def local_model(
     types = types_of(config.precision)
     narrow = NarrowLayers(types) if types.weights else None
     loss_scale = LossScale(config.precision) if config.precision.scales else None
+    settings = BucketSettings(
+        factory,
+        lr_schedule,
+        generator.device,
+        in_float32=config.precision.gradients == "float32",
+        narrowest=types.weights,
+        pipes_a_group=job.pipes_a_group,
+        keeps_apart=job.in_tree,
+        slots=slots,
+        rooms=rooms,
+        in_scratch=job.offloads_weights,
+    )
+    to_run = RunSettings(
+        job,
+        generator,
+        mesh.data_rank,
+        types,
+        compiler,
+        loss_scale.of if loss_scale else None,
+        looks=True,
+    )
     for stage in job.placement.stages_of(mesh.pipe_rank):
         pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
         first, end = job.cuts[stage], job.cuts[stage + 1]
@@ -393,33 +416,18 @@ def local_model(
                     spec,
                     [layers.places[name] for name, _ in spec.named],
                     BucketCopy(pipes[stage], stage, number),
-                    factory,
-                    lr_schedule,
-                    generator.device,
+                    settings,
                     [narrow.type_of(parameter) for _, parameter in spec.named] if narrow else (),
-                    config.precision.gradients == "float32",
-                    types.weights,
-                    slots,
                     cut_of(config, job, pipes[stage], spec.copies),
-                    job.pipes_a_group,
-                    rooms,
-                    job.offloads_weights,
                 )
-                made[number].keeps_apart = job.in_tree
         buckets[stage] = tuple(made[number] for number in sorted(made))
         stages[stage] = Stage(
             layers.built,
             first,
             model.loss_fn if stage == job.last_stage else None,
-            job,
-            generator,
-            mesh.data_rank,
-            types,
-            compiler,
+            to_run,
             job.recomputed.get(stage, 0),
-            loss_scale.of if loss_scale else None,
             job.offloads_stash(mesh.pipe_rank),
-            looks=True,
         )
         stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
     if slots:

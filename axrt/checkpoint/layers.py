@@ -69,7 +69,7 @@ class CheckedLayers:
             AxrtError: a file has changed since it was checked.
         """
         mine = {name: self.states[name] for name, _ in bucket.named if name in self.states}
-        rooms = bucket.rooms_for(mine)
+        rooms = bucket.state.rooms_for(mine)
         copy_all(
             [
                 (self.optimizers[layer_of(name)], f"{name}/{key}", room)
@@ -157,7 +157,7 @@ def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
     """
     mine = all_weights(model)
     for bucket in model.all_buckets:
-        with bucket.present(changes=True):
+        with bucket.route.present(changes=True):
             of_bucket = _values(_within(bucket, mine))
             if bucket.shard:
                 for place, tensors in of_bucket.items():
@@ -166,7 +166,7 @@ def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
             else:
                 take_weights(checked.weights, of_bucket)
             bucket.publish_if_changed()
-            bucket.restore(checked.states_of(bucket))
+            bucket.state.restore(checked.states_of(bucket))
     take_weights(checked.weights, _values(_within(None, mine)))
     model.publish()
     give_back(model.layers(), checked.extra)
@@ -198,9 +198,12 @@ def fault_in(checkpoint: Path) -> str:
     """
     try:
         manifest, reader = Manifest.read(checkpoint), SliceReader()
-        for place in range(len(manifest.layers)):
+        layers = range(len(manifest.layers))
+        for place in layers:
             _check_finite(*_checked_weights(checkpoint / weights_file(place), manifest, reader))
             _unpacked(checked_file(checkpoint / optimizer_file(place), manifest, reader))
+        for name in sorted(manifest.files.keys() - files_of(len(layers))):
+            checked_file(checkpoint / name, manifest, reader)
     except DamagedError as error:
         return str(error)
     return ""

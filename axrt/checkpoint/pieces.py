@@ -51,7 +51,7 @@ def cut_of(model: LocalModel) -> str:
         piece[:3]
         for _, layer in model.layers()
         for bucket in model.buckets_with(layer)
-        for piece in bucket.pieces_of(layer, with_state=False, copied=itself)
+        for piece in bucket.state.pieces_of(layer, with_state=False, copied=itself)
     ]
     return digits_of(zlib.crc32(repr(cut).encode()))
 
@@ -67,7 +67,7 @@ def piece_files(model: LocalModel) -> Iterator[File]:
         tensors: LiveTensors = {}
         told: dict[str, Told] = {}
         for bucket in model.buckets_with(layer):
-            for piece in bucket.pieces_of(layer, copied=itself):
+            for piece in bucket.state.pieces_of(layer, copied=itself):
                 told[piece.name] = _told(piece)
                 tensors.update(
                     {f"{piece.name}/{key}": Live(one, bucket) for key, one in piece.tensors}
@@ -127,7 +127,7 @@ class CheckedPieces:
             weights = {name: live.value for name, live in mine.items()}
             self._fit(weights, self._weights[place].like)
             for bucket in self._model.buckets_with(layer):
-                for piece in bucket.pieces_of(layer, with_state=False, copied=itself):
+                for piece in bucket.state.pieces_of(layer, with_state=False, copied=itself):
                     file, told = self._told.get(piece.name, (None, {}))
                     is_same = (told.get("first"), told.get("is_whole")) == piece[1:3]
                     if file is None or not is_same:
@@ -171,9 +171,10 @@ class CheckedPieces:
             ]
             copy_all([(self._weights[place], name, value) for name, value in values])
         for bucket in self._model.all_buckets:
-            with bucket.present(changes=True):
+            with bucket.route.present(changes=True):
                 mine_told = [
-                    (name, one, *self._told[name]) for name, one in bucket.stepped_by_name.items()
+                    (name, one, *self._told[name])
+                    for name, one in bucket.state.stepped_by_name.items()
                 ]
                 copy_all(
                     [
@@ -183,7 +184,7 @@ class CheckedPieces:
                     ]
                 )
                 bucket.publish_if_changed()
-                bucket.restore_own(
+                bucket.state.restore_own(
                     {name: _state(name, file, told) for name, _, file, told in mine_told}
                 )
         self._model.publish()

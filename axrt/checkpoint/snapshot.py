@@ -71,14 +71,14 @@ class Lent:
     def lend(self, bucket: Bucket | None, until: Moment) -> None:
         """Let the tensors of a bucket be read until a moment."""
         if bucket:
-            bucket.lend(self, until, partial(self._check, bucket))
+            bucket.loans.lend(self, until, partial(self._check, bucket))
 
     def end(self) -> None:
         """Note a fault where somebody has written to a tensor before all were read, which they
         are."""
         for bucket in self._versions:
             if bucket:
-                bucket.end_loans(self)
+                bucket.loans.end(self)
         self._check(None)
         self._versions = {}
 
@@ -157,7 +157,7 @@ class Snapshot:
         queue = self._arena.queue
         queue.after(moment_of([one.live.value for one in (*later, *self._at_once)]))
         for bucket, copies in self._of_buckets.items():
-            values = bucket.at_rest if bucket else _as_it_is
+            values = bucket.route.at_rest if bucket else _as_it_is
             self._lent.lend(bucket, queue.put(partial(_fill, copies, values)))
         self.copied = queue.put(_nothing)
 

@@ -13,7 +13,7 @@ each slice. Later each tensor is read again where it is needed, and must have th
 """
 
 # Where a save is waited for, no second copy of the state is made. Files are written and taken while
-# one bucket at a time is present (`Bucket.present`), and here there is one tensor at a
+# one bucket at a time is present (`present` of its route), and here there is one tensor at a
 # time. A header needs names, types and shapes only, so tensors are written bucket by bucket. The
 # CRC-32 of the file follows from those of the tensors. A load reads each file twice. First it
 # checks, and notes a CRC-32 for each tensor; then it takes. A tensor that has changed in between

@@ -123,7 +123,7 @@ def _pieces(model: LocalModel, layer: nn.Module, snapshot: Snapshot) -> list[Sav
     return [
         piece
         for bucket in model.buckets_with(layer)
-        for piece in bucket.pieces_of(layer, copied=partial(_taken, snapshot, bucket))
+        for piece in bucket.state.pieces_of(layer, copied=partial(_taken, snapshot, bucket))
     ]
 
 
@@ -248,7 +248,7 @@ class _Presence(ExitStack):
         """Let a bucket be present."""
         if bucket is not self._bucket:
             self.close()
-            self.enter_context(bucket.present())
+            self.enter_context(bucket.route.present())
             self._bucket = bucket
 
 
@@ -264,7 +264,7 @@ def _at_rest(tensors: LiveTensors) -> Iterator[tuple[str, Tensor]]:
     """Tensors with their names, as they are between steps; any thread may ask."""
     for bucket, names in _names_of(tensors).items():
         live = [tensors[name].value for name in names]
-        yield from zip(names, bucket.at_rest(live) if bucket else live, strict=True)
+        yield from zip(names, bucket.route.at_rest(live) if bucket else live, strict=True)
 
 
 def _names_of(tensors: LiveTensors) -> dict[Bucket | None, list[str]]:
@@ -278,7 +278,9 @@ def _files(model: LocalModel) -> Iterator[File]:
     """Two files for each layer: its weights, and its optimizer's state."""
     weights = all_weights(model)
     states = {
-        name: (state, bucket) for bucket in model.all_buckets for name, state in bucket.saved()
+        name: (state, bucket)
+        for bucket in model.all_buckets
+        for name, state in bucket.state.saved()
     }
     for place, layer in model.layers():
         of_layer = {name: of for name, of in states.items() if layer_of(name) == place}

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from axrt.errors import ConfigError
-from axrt.store.bucket import LrSchedule, OptimizerFactory
+from axrt.store.bucket_settings import LrSchedule, OptimizerFactory
 
 from .pipe import PipelineModule
 

@@ -15,7 +15,7 @@ from axrt.engine import initialize as axrt_initialize
 from axrt.errors import ConfigError
 from axrt.launch import World, join
 from axrt.scheduler.plural import plural
-from axrt.store.bucket import OptimizerFactory, constant
+from axrt.store.bucket_settings import OptimizerFactory, constant
 
 from .engine import PipelineEngine
 from .learning_rate import LearningRates, learning_rate

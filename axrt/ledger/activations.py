@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from axrt.config import Config
 from axrt.device import CPU
 from axrt.model.deferral import Linear, may_wait
+from axrt.model.layer_runs import RunSettings
 from axrt.model.module import LossFunction
 from axrt.model.per_layer import shapes
 from axrt.model.precision import NarrowLayers, Types, types_of, types_on_device
@@ -106,10 +107,8 @@ class Stashes:
             layers,
             first,
             self._loss_fn if last else None,
-            job,
-            generator,
-            types=types,
-            recomputed=again,
+            RunSettings(job, generator, types=types),
+            again,
         )
         weights = [*sketch.layers.parameters(), *sketch.layers.buffers()]
         products = _Products(sketch.layers)

@@ -29,7 +29,7 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
     ]
     masters = [master for bucket in model.all_buckets for master in bucket.stepped]
     stepped = [master for master in masters if _stays(model, master)]
-    memories = [bucket.gradient_memory for bucket in model.all_buckets]
+    memories = [(bucket.gradient.sums, bucket.gradient.own_totals) for bucket in model.all_buckets]
     rest = [
         tensor
         for _, layer in model.layers()
@@ -76,7 +76,7 @@ def in_scratch(model: LocalModel) -> Iterator[Entry]:
     """What a rank has in memory below its device, whatever is under way."""
     yield _of_stashes(model)
     for bucket in model.all_buckets:
-        for purpose, size in zip(IN_SCRATCH, bucket.scratch_bytes, strict=True):
+        for purpose, size in zip(IN_SCRATCH, bucket.route.scratch_bytes, strict=True):
             yield Entry(purpose, _tier_of(model), size)
 
 

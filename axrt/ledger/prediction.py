@@ -13,7 +13,7 @@ from axrt.mesh import Mesh
 from axrt.model.module import PipelineModule
 from axrt.scheduler.job import Job
 from axrt.store.assign import BucketSpec
-from axrt.store.bucket import OptimizerFactory
+from axrt.store.bucket_settings import OptimizerFactory
 from axrt.store.probe import Probed, probed
 
 from .activations import Stashes

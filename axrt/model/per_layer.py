@@ -13,6 +13,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
 
 from .compiler import Compiler
+from .layer_runs import RunSettings
 from .layers import LayerSpec, build, specification
 from .module import PipelineModule
 from .precision import Types, make_narrow
@@ -66,10 +67,7 @@ def walk(
                 [module],
                 place,
                 loss_fn if last else None,
-                job,
-                generator,
-                types=types,
-                compiler=compiler,
+                RunSettings(job, generator, types=types, compiler=compiler),
             )
             known[key] = visit(stage, last, value, target)
         one, value = known[key]

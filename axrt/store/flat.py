@@ -108,6 +108,11 @@ class FlatBuffer:
         made._take(layout, memory[: layout.num_bytes].view(layout.dtype))
         return made
 
+    @classmethod
+    def unfilled(cls, layout: Layout, device: torch.device) -> Self:
+        """A stretch of a layout in memory of its own, all of which is about to be written."""
+        return cls.within(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device))
+
     def _take(self, layout: Layout, flat: Tensor) -> None:
         self.layout, self.dtype = layout, layout.dtype
         self.flat, self.views = flat, layout.views_of(flat)

@@ -27,17 +27,31 @@ and gradients accumulate in their type, the total is memory of its own in the ty
 # the device, the bucket goes on in other memory. No optimizer is trusted to leave gradients alone.
 # A dropped step gives its memory up as well.
 
-from collections.abc import Iterator, Sequence
-from itertools import starmap
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .flat import FlatBuffer, Layout, by_key
 from .gradient_tree import GradientTree, Kept, Node
+from .late_gradients import LateGradients
 
 Shards = tuple[Tensor, ...]  # of a copy, one a type of parameters; each shape (elements,)
 Used = list[bool] | None  # which parameters of a bucket have a gradient; None: all
+
+
+class Group(NamedTuple):
+    """Parameters of a bucket that share flat memory."""
+
+    places: list[int]  # their indices in the bucket
+    sums: Layout  # of the memory that microbatches add up in
+    total: Layout  # of the memory that is stepped
+
+    @property
+    def has_own_total(self) -> bool:
+        """The total has a type of its own, and so memory of its own."""
+        return self.total.dtype != self.sums.dtype
 
 
 class Gradient:
@@ -53,6 +67,9 @@ class Gradient:
         like: tensors that have the strides of the memory; (): `parameters`.
     Attributes:
         has_own_total: some of the total is not where microbatches add up.
+        layouts_of_totals: the layout of each stretch of the total.
+        layouts_of_own_totals: the same of those that are not where microbatches add up.
+        late: what was added after the gradient was complete.
     """
 
     def __init__(
@@ -67,21 +84,21 @@ class Gradient:
         self._parameters, self._stepped = list(parameters), list(stepped)
         self._device = device
         types = [(one.dtype, other.dtype) for one, other in zip(parameters, stepped, strict=True)]
-        self._groups = list(groups) or by_key(types)
-        self.has_own_total = any(one != other for one, other in types)
         # Now, while parameters have their strides: masters that are elsewhere have none.
-        self._layouts = {
-            (group[0], dtype): Layout(
-                [(like or parameters)[place] for place in group], dtype, narrowest
-            )
-            for group in self._groups
-            for dtype in types[group[0]]
-        }
+        strided = like or parameters
+        self._groups = []
+        for places in groups or by_key(types):
+            of_group = [strided[place] for place in places]
+            sums, total = (Layout(of_group, dtype, narrowest) for dtype in types[places[0]])
+            self._groups.append(Group(places, sums, total))
+        self.has_own_total = any(one != other for one, other in types)
+        self.layouts_of_totals = [group.total for group in self._groups]
+        self.layouts_of_own_totals = [of.total for of in self._groups if of.has_own_total]
         self._sums: list[FlatBuffer] = []  # over microbatches
         self._totals: list[FlatBuffer] = []  # over copies, too; the same memory where types are
         self._views: list[Tensor] = []
         self._untouched: list[int] = []
-        self._shown: list[tuple[Tensor | None, int]] = []
+        self.late = LateGradients(self._parameters)
         self._used = [True] * len(self._parameters)
         self._tree: GradientTree | None = None  # of microbatches that are kept apart
         self._used_so_far = [False] * len(self._parameters)
@@ -92,7 +109,7 @@ class Gradient:
         """Begin a step's gradient: the `.grad` of each parameter is a view of flat memory, and
         backwards add to it there."""
         if not self._sums:
-            self._sums = list(starmap(self._buffer_for, self._typed(self._parameters)))
+            self._sums = [FlatBuffer.unfilled(of.sums, self._device) for of in self._groups]
             self._views = self._in_place(self._sums)
         self._tree, self._used_so_far = None, [False] * len(self._parameters)
         self._begin()
@@ -127,28 +144,6 @@ class Gradient:
             for node, flats in (self._tree.kept() if self._tree else ())
         ]
 
-    def add_up_kept(self, parts: Sequence[Sequence[Kept]], me: int, copies: int) -> Shards:
-        """Sum what copies have put aside of the shards that this copy owns.
-
-        Args:
-            parts: `kept` of each copy, those of a layer together.
-            me: index of this copy.
-        Returns:
-            The sums, which are views of the total.
-        """
-        own, layers = self.shards(me, copies), []
-        for of_layer in parts:
-            tree = GradientTree()
-            for node, tensors in (pair for kept in of_layer for pair in kept):
-                tree.add(Node(*node), tensors)
-            layers.append(tuple(tree.total()))
-        if len(layers) > 1:
-            self.sum_into(own, layers)
-        else:
-            for total, found in zip(own, *layers, strict=True):
-                total.copy_(found)
-        return own
-
     def keep_open(self) -> None:
         """Give memory again to gradients that a hook of the user's has dropped since `open`.
 
@@ -169,7 +164,9 @@ class Gradient:
         for each microbatch.
         """
         self._used = self._in_views() if self._tree is None else self._used_so_far
-        self._show(self._parameters, self._views)
+        for parameter, view, used in zip(self._parameters, self._views, self._used, strict=True):
+            parameter.grad = view if used else None
+        self.late.remember()
 
     # Version counters tell that a gradient is used. A hook costs a call each time.
     def _in_views(self) -> list[bool]:
@@ -188,25 +185,12 @@ class Gradient:
             )
         return used
 
-    def late(self) -> Iterator[int]:
-        """The indices of the parameters whose gradient has changed since it was complete."""
-        for place, (gradient, version) in enumerate(self._shown):
-            now = self._parameters[place].grad
-            if now is not gradient or (now is not None and now._version != version):
-                yield place
-
-    def remember(self) -> None:
-        """Take what each parameter's gradient is now for complete: whatever else is found there
-        came too late."""
-        gradients = [parameter.grad for parameter in self._parameters]
-        self._shown = [(one, 0 if one is None else one._version) for one in gradients]
-
     def drop(self) -> None:
         """Take the gradient away from every parameter; memory that microbatches add up in stays."""
         for parameter in (*self._parameters, *self._stepped):
             parameter.grad = None
         self._totals = []
-        self.remember()
+        self.late.remember()
 
     def forget(self) -> None:
         """Drop the gradient and let go of all its memory, which others may still write to."""
@@ -241,38 +225,19 @@ class Gradient:
         """The memory of the total, one stretch for each type of parameters."""
         return [total.flat for total in self._total_memory()]
 
-    @property
-    def allocated(self) -> list[Tensor]:
-        """All memory that the gradient has now."""
-        return [buffer.flat for buffer in (*self._sums, *self._totals)]
-
-    @property
-    def layouts_of_own_totals(self) -> list[Layout]:
-        """The layout of each stretch of the total that is not where microbatches add up."""
-        return [
-            self._layout_for(group, to)
-            for group, to in self._typed(self._stepped)
-            if self._parameters[group[0]].dtype != to
-        ]
-
     def show_on(self, parameters: Sequence[nn.Parameter], buffers: Sequence[FlatBuffer]) -> None:
         """Let other parameters have what is in memory of `layouts_of_totals` for their gradient."""
         views = self._in_place(buffers)
         for parameter, view, used in zip(parameters, views, self._used, strict=True):
             parameter.grad = view if used else None
 
-    @property
-    def layouts_of_totals(self) -> list[Layout]:
-        """The layout of each stretch of the total."""
-        return [self._layout_for(group, to) for group, to in self._typed(self._stepped)]
-
     def total_within(self, buffers: Sequence[FlatBuffer]) -> None:
         """Let the total be in this memory, of `layouts_of_own_totals`, where it has not its
         own."""
         given = iter(buffers)
         self._totals = [
-            sums if sums.dtype == dtype else next(given)
-            for sums, (_, dtype) in zip(self._sums, self._typed(self._stepped), strict=True)
+            next(given) if group.has_own_total else sums
+            for sums, group in zip(self._sums, self._groups, strict=True)
         ]
 
     def copy_to(self, buffers: Sequence[FlatBuffer]) -> None:
@@ -280,8 +245,8 @@ class Gradient:
         later. On an accelerator the copies are only launched."""
         found = self._totals or self._sums
         if len(buffers) < len(found):
-            types = self._typed(self._stepped)
-            found = [of for of, (_, to) in zip(found, types, strict=True) if of.dtype != to]
+            both = zip(found, self._groups, strict=True)
+            found = [of for of, group in both if of.dtype != group.total.dtype]
         for to, of in zip(buffers, found, strict=True):
             to.flat.copy_(of.flat, non_blocking=True)
 
@@ -305,7 +270,7 @@ class Gradient:
 
     def take_late(self) -> None:
         """Count what came after the gradient was complete, on the only copy."""
-        for place in list(self.late()):
+        for place in list(self.late):
             gradient, view = self._parameters[place].grad, self._views[place]
             if gradient is not None and gradient is not view:  # the first one of a parameter
                 view.copy_(gradient)
@@ -338,23 +303,19 @@ class Gradient:
             The sums, which are views of the total.
         """
         own = self.shards(me, len(parts))
-        self.sum_into(own, [own, *parts] if further else parts)
+        sum_into(own, [own, *parts] if further else parts)
         return own
-
-    def sum_into(self, own: Shards, parts: Sequence[Shards]) -> None:
-        """Sum parts of the total in their order, and put that into one of them."""
-        for total, *of_copies in zip(own, *parts, strict=True):
-            _add_up(of_copies, total)
 
     def show_total(self) -> None:
         """Make the total the gradient that the optimizer reads; a parameter that no copy has used
         keeps none."""
-        self._show(self._stepped, self._in_place(self._total_memory()))
+        self.show_on(self._stepped, self._total_memory())
+        self.late.remember()
 
     def move_total(self) -> None:
         """Go on in other memory, with the same total, since its memory is still read."""
         before = self._total_memory()
-        self._totals = list(starmap(self._buffer_for, self._typed(self._stepped)))
+        self._totals = [FlatBuffer.unfilled(of.total, self._device) for of in self._groups]
         for total, of_before in zip(self._totals, before, strict=True):
             total.flat.copy_(of_before.flat)
         self._sums = [
@@ -366,24 +327,12 @@ class Gradient:
 
     # Memory.
 
-    def _typed(self, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[list[int], torch.dtype]]:
-        for group in self._groups:
-            yield group, parameters[group[0]].dtype
-
-    def _layout_for(self, group: Sequence[int], dtype: torch.dtype) -> Layout:
-        return self._layouts[group[0], dtype]
-
-    def _buffer_for(self, group: Sequence[int], dtype: torch.dtype) -> FlatBuffer:
-        layout = self._layout_for(group, dtype)
-        memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
-        return FlatBuffer.within(layout, memory)
-
     # Sums had memory of their own, and were copied into the gradient: 5 of 34 ms at 64 MiB.
     def _total_memory(self) -> list[FlatBuffer]:
         if self._sums and not self._totals:
             self._totals = [
-                sums if sums.dtype == dtype else self._buffer_for(group, dtype)
-                for sums, (group, dtype) in zip(self._sums, self._typed(self._stepped), strict=True)
+                FlatBuffer.unfilled(group.total, self._device) if group.has_own_total else sums
+                for sums, group in zip(self._sums, self._groups, strict=True)
             ]
         return self._totals
 
@@ -392,14 +341,9 @@ class Gradient:
         views = {
             place: view
             for group, buffer in zip(self._groups, buffers, strict=True)
-            for place, view in zip(group, buffer.views, strict=True)
+            for place, view in zip(group.places, buffer.views, strict=True)
         }
         return [views[place] for place in range(len(self._parameters))]
-
-    def _show(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
-        for parameter, view, used in zip(parameters, views, self._used, strict=True):
-            parameter.grad = view if used else None
-        self.remember()
 
 
 def used_by_any(masks: Sequence[Used]) -> Used:
@@ -412,6 +356,12 @@ def _nothing_of(dtype: torch.dtype) -> float | complex:
     """The number that changes none when it is added to it, not even the sign of a zero: so the
     first sum has the bits of a copy."""
     return complex(-0.0, -0.0) if dtype.is_complex else -0.0
+
+
+def sum_into(own: Shards, parts: Sequence[Shards]) -> None:
+    """Sum parts of the total in their order, and put that into one of them."""
+    for total, *of_copies in zip(own, *parts, strict=True):
+        _add_up(of_copies, total)
 
 
 def wide_enough(part: Tensor) -> Tensor:

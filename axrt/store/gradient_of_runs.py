@@ -30,7 +30,7 @@ class GradientOfRuns(GradientShard):
         self._sums, self._views = [], []
         for parameter in self._parameters:
             parameter.grad = None
-        self.remember()
+        self.late.remember()
 
     def add_up(self, parts: Sequence[Shards], me: int, further: bool = False) -> Shards:
         return super().add_up(parts, me, further=bool(self._totals))
@@ -40,5 +40,6 @@ class GradientOfRuns(GradientShard):
         return [total.flat for total in self._totals]
 
     def _total_memory(self) -> list[FlatBuffer]:
-        self._totals = self._totals or [self._own_memory(layout) for layout in self._shard_layouts]
+        if not self._totals:
+            self._totals = [FlatBuffer.unfilled(of, self._device) for of in self.layouts_of_totals]
         return self._totals

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .flat import FlatBuffer, Layout
-from .gradient import Gradient, Shards
+from .gradient import Gradient, Group, Shards
 from .masters import Masters
 from .shards import Cut
 
@@ -45,14 +45,9 @@ class GradientShard(Gradient):
             parameters,
         )
         self._cut, self._narrowest, self._alone = cut, narrowest, alone
-        self._bounds = {
-            id(group): cut.bounds(self._layout_for(group, dtype))
-            for group, dtype in self._typed(self._parameters)
-        }
+        self._bounds = [cut.bounds(group.sums) for group in self._groups]
         self._pieces = list(zip(masters.pieces, masters.on_device, strict=True))
-        self._shard_layouts = [
-            self._layout_of_shard(group, dtype) for group, dtype in self._typed(self._stepped)
-        ]
+        self.layouts_of_totals = list(map(self._layout_of_shard, self._groups))
 
     def drop(self) -> None:
         for _, stepped in self._pieces:
@@ -63,8 +58,8 @@ class GradientShard(Gradient):
         """The part of one shard, of the sums over microbatches."""
         return tuple(
             [
-                sums.flat[slice(*self._bounds[id(group)][copy : copy + 2])]
-                for group, sums in zip(self._groups, self._sums, strict=True)
+                sums.flat[slice(*bounds[copy : copy + 2])]
+                for bounds, sums in zip(self._bounds, self._sums, strict=True)
             ]
         )
 
@@ -81,7 +76,7 @@ class GradientShard(Gradient):
 
     def move_total(self) -> None:
         before = self._total_memory()
-        self._totals = list(map(self._own_memory, self._shard_layouts))
+        self._totals = [FlatBuffer.unfilled(of, self._device) for of in self.layouts_of_totals]
         for total, of_before in zip(self._totals, before, strict=True):
             total.flat.copy_(of_before.flat)
         # Not even the next step writes there: a group may be a step behind.
@@ -92,7 +87,7 @@ class GradientShard(Gradient):
         for parameter in (*self._parameters, *self._stepped):
             parameter.grad = None  # those of this copy alone are nobody's to step
         self.show_on([stepped for _, stepped in self._pieces], self._total_memory())
-        self.remember()
+        self.late.remember()
 
     def show_on(self, parameters: Sequence[nn.Parameter], buffers: Sequence[FlatBuffer]) -> None:
         views = iter([view for buffer in buffers for view in buffer.views])
@@ -100,36 +95,30 @@ class GradientShard(Gradient):
             (piece, parameter)
             for group in self._groups
             for (piece, _), parameter in zip(self._pieces, parameters, strict=True)
-            if piece.place in group
+            if piece.place in group.places
         ]
         for piece, parameter in by_group:
             view = next(views)
             parameter.grad = view if self._used[piece.place] else None
 
-    @property
-    def layouts_of_totals(self) -> list[Layout]:
-        return self._shard_layouts
-
     def _total_memory(self) -> list[FlatBuffer]:
         if self._sums and not self._totals:
-            self._totals = list(map(self._total_of, self._groups, self._sums, self._shard_layouts))
+            self._totals = list(
+                map(self._total_of, self._bounds, self._sums, self.layouts_of_totals)
+            )
         return self._totals
 
-    def _layout_of_shard(self, group: list[int], dtype: torch.dtype) -> Layout:
-        whole = self._layout_for(group, self._parameters[group[0]].dtype)
+    def _layout_of_shard(self, group: Group) -> Layout:
+        whole = group.sums
         memory = torch.empty(whole.elements, dtype=whole.dtype, device="meta")
-        views = dict(zip(group, whole.views_of(memory), strict=True))
+        views = dict(zip(group.places, whole.views_of(memory), strict=True))
         mine: list[Tensor] = [
             piece.of(views[piece.place]) for piece, _ in self._pieces if piece.place in views
         ]
-        return Layout(mine, dtype, self._narrowest)
+        return Layout(mine, group.total.dtype, self._narrowest)
 
-    def _total_of(self, group: list[int], sums: FlatBuffer, layout: Layout) -> FlatBuffer:
+    def _total_of(self, bounds: Sequence[int], sums: FlatBuffer, layout: Layout) -> FlatBuffer:
         if sums.dtype == layout.dtype and self._alone:
-            first, end = self._bounds[id(group)][self._cut.mine : self._cut.mine + 2]
+            first, end = bounds[self._cut.mine : self._cut.mine + 2]
             return FlatBuffer.within(layout, sums.flat[first:end].view(torch.uint8))
-        return self._own_memory(layout)
-
-    def _own_memory(self, layout: Layout) -> FlatBuffer:
-        memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
-        return FlatBuffer.within(layout, memory)
+        return FlatBuffer.unfilled(layout, self._device)

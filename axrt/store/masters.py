@@ -26,9 +26,7 @@ those weights.
 # - Narrow weights and narrow gradients: the narrow parameter; the total has float32 memory, made
 #   when it is needed.
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -36,45 +34,11 @@ from torch import Tensor, nn
 
 from axrt.device import CPU
 from axrt.errors import ModelError
-from axrt.queues import moment_of, wait_for
 
-from .flat import FlatBuffer, Layout, adopt, are_nan, by_key, fingerprint, hollow, is_other
+from .flat import FlatBuffer, Layout, adopt, are_nan, by_key, fingerprint, hollow
+from .master_group import MasterGroup, master_group, shards_of
 from .shards import Cut, Piece
-
-Check = Callable[[], None]  # raises what was found
-
-_WRITTEN_TO = (
-    "a weight was written to beside the optimizer, by a layer or by the user, while it was on the "
-    "device for a time, and its copies elsewhere were not; expected memory.zero = 2 instead of 3, "
-    "and no memory.offload_parameters"
-)
-
-
-_FIXED = (
-    "the memory of a weight was handed out of torch while it was on the device for a time, as "
-    "weight.numpy() in a hook does, and cannot be let go; expected a copy, such as "
-    "weight.detach().clone().numpy(), or memory.zero = 2 instead of 3 and no "
-    "memory.offload_parameters"
-)
-
-
-@dataclass(slots=True)
-class _Narrow:
-    """Parameters of one type in flat memory."""
-
-    parameters: list[nn.Parameter]  # the module's
-    masters: list[nn.Parameter]  # their masters, or those of their pieces
-    narrow: FlatBuffer  # memory of the module's
-    # the weights that masters are of, in the type of the module's: a part of `narrow`, or
-    # memory of its own; None while they are in scratch
-    mine: Tensor | None
-    layout: Layout  # where each master begins in its memory
-    wide: FlatBuffer | None  # memory of the masters; None while they are elsewhere
-    before: torch.dtype  # type that the module's had
-    # what the module's are while whole weights are let go; () where they never are
-    away: list[Tensor]
-    # fingerprint of the weights that have come from scratch for a stay
-    brought: Tensor | None = None
+from .whole_weights import WRITTEN_TO, WholeWeights, share_memory
 
 
 # The module's parameter is the narrow one, and the master is new. The other way round, hooks of the
@@ -103,6 +67,7 @@ class Masters:
             it, else the same as `whole`.
         groups: indices of the parameters that share flat memory.
         has_stays: weights are whole for stays alone.
+        whole_weights: their memory from one stay to the next.
         apart, in_scratch: see above.
     """
 
@@ -118,7 +83,7 @@ class Masters:
     ) -> None:
         self.apart, self.in_scratch = apart, in_scratch
         self._given, self.whole = list(parameters), list(parameters)
-        self._narrow: list[_Narrow] = []
+        self._narrow: list[MasterGroup] = []
         self._cut, self._narrowest, self._device = cut, narrowest, device
         self.has_stays = in_scratch or (cut is not None and cut.has_stays)
         self._shards: list[list[Tensor]] = []  # of the weights, in each group's memory
@@ -147,6 +112,9 @@ class Masters:
         self.parameters = [parameter for _, parameter in stepped]
         self.on_device = self._on_device()
         self._published, self._untouched = self._versions(), self._narrow_versions()
+        self.whole_weights = WholeWeights(
+            self._narrow, self._shards, device, cut, in_scratch, self.has_stays
+        )
         self._masters = {id(master) for group in self._narrow for master in group.masters}
         self._have_moved = False
         # fingerprints of the weights that the user has been given, by group; () where he was not
@@ -170,14 +138,14 @@ class Masters:
         pieces = cut.pieces(Layout(parameters, narrowest=narrowest)) if cut else _all(parameters)
         if to is not None or self.has_stays or self.apart:
             of_masters = CPU if self.apart else device
-            made = _narrowed(parameters, to, device, of_masters, cut, pieces, narrowest)
+            made = master_group(parameters, to, device, of_masters, cut, pieces, narrowest)
             if self.has_stays:
                 made.away = [hollow(parameter.data) for parameter in parameters]
                 assert made.mine is not None
                 own = made.wide if to is None and not self.apart else None
                 made.mine = own.flat if own else made.mine.clone()
             self._narrow.append(made)
-            self._shards.append(_shards(made.narrow, cut))
+            self._shards.append(shards_of(made.narrow, cut))
             self._in_place.append(None)
             yield from zip(pieces, made.masters, strict=True)
         elif cut is None:
@@ -186,7 +154,7 @@ class Masters:
         else:
             memory = FlatBuffer(parameters, device, narrowest=narrowest)
             memory.adopt(parameters)
-            self._shards.append(_shards(memory, cut))
+            self._shards.append(shards_of(memory, cut))
             self._in_place.append((parameters, memory))
             for piece in pieces:
                 yield piece, _stepped_in_place(parameters[piece.place], piece)
@@ -226,87 +194,6 @@ class Masters:
             ]
         )
 
-    def begin_stay(self) -> tuple[Tensor, ...]:
-        """Have memory for whole weights, with those of the own shard in place.
-
-        Returns:
-            The memory of the own shard, one stretch for each type of parameters, which whoever has
-            weights in scratch fills.
-        """
-        for group, shards in zip(self._narrow, self._shards, strict=True):
-            group.narrow.take_memory()
-            if group.mine is not None:
-                shards[self._own].copy_(group.mine)
-            for parameter, view in zip(group.parameters, group.narrow.views, strict=True):
-                parameter.data = view
-        return self.weights(self._own)
-
-    def note_brought(self) -> None:
-        """Note which weights have come from scratch, so that a change of them is seen."""
-        for group, own in zip(self._narrow, self.weights(self._own), strict=True):
-            group.brought = fingerprint(own)
-
-    def end_stay(self) -> Check:
-        """Let whole weights go, after a stay.
-
-        Returns:
-            A function that waits until the device has come so far, and raises `ModelError` if a
-            layer has written to a weight.
-        Raises:
-            ModelError: a layer has put another tensor there.
-        """
-        changed = []
-        for group, own in zip(self._narrow, self.weights(self._own), strict=True):
-            if not all(_share_memory(one, group.narrow.flat) for one in group.parameters):
-                raise ModelError(_WRITTEN_TO)
-            changed.append(self._has_changed(group, own))
-        self.let_go()
-        found = [one.to("cpu", non_blocking=True) for one in changed]
-        there = moment_of(changed)
-
-        def check() -> None:
-            wait_for(there)
-            if any(found):
-                raise ModelError(_WRITTEN_TO)
-
-        return check
-
-    def _has_changed(self, group: _Narrow, own: Tensor) -> Tensor:
-        """Whether the own shard's weights are others than at the beginning of the stay."""
-        if self.in_scratch:
-            assert group.brought is not None
-            return fingerprint(own).ne(group.brought).any()
-        assert group.mine is not None
-        return is_other(own, group.mine)
-
-    def let_go(self) -> None:
-        """Let whole weights go, where they are whole for stays alone. Parameters are hollow then:
-        whoever looks at one sees nan, and torch refuses to write to it. Memory that is let go
-        cannot be read without a crash."""
-        for group in self._narrow if self.has_stays else ():
-            try:
-                group.narrow.let_go()
-            except RuntimeError as error:
-                if self._device != CPU:  # numpy has nothing of a device's memory
-                    raise
-                raise ModelError(_FIXED) from error
-            for parameter, away in zip(group.parameters, group.away, strict=True):
-                parameter.data = away
-
-    def leave_memory(self) -> None:
-        """Go on in other memory, where weights are whole for stays alone and no graph is left: the
-        network may still read or write this one."""
-        for number, group in enumerate(self._narrow if self.has_stays else ()):
-            group.narrow = _empty(group.narrow.layout, self._device)
-            self._shards[number] = _shards(group.narrow, self._cut)
-            if group.wide is not None and group.mine is group.wide.flat:
-                group.wide = _empty(group.layout, self._device)
-                group.wide.adopt(group.masters)
-                group.mine = group.wide.flat
-            elif group.mine is not None:
-                group.mine = group.mine.clone()
-        self.let_go()
-
     def keep_memory(self) -> None:
         """Let parameters of which pieces are stepped be in their flat memory again, with the values
         that they have, where the user has given them other memory (`p.data = ...`).
@@ -322,7 +209,7 @@ class Masters:
             self._refuse_written()
         for group in self._narrow if self.has_stays else ():
             of_both = zip(group.parameters, group.away, strict=True)
-            given = [one for one, away in of_both if not _share_memory(one, away)]
+            given = [one for one, away in of_both if not share_memory(one, away)]
             if given or not are_nan(group.away):
                 shapes = [tuple(one.shape) for one in given or group.parameters]
                 raise ModelError(
@@ -361,8 +248,8 @@ class Masters:
             if group.wide is not None:
                 buffer.flat.copy_(group.wide.flat)
             if self.in_scratch:
-                before, group.mine = group.mine, next(given) if _is_narrow(group) else buffer.flat
-                if before is not None and _is_narrow(group):
+                before, group.mine = group.mine, next(given) if group.is_narrow else buffer.flat
+                if before is not None and group.is_narrow:
                     group.mine.copy_(before)
             group.wide = buffer
             for master, view in zip(group.masters, buffer.views, strict=True):
@@ -393,7 +280,7 @@ class Masters:
         """The layout of the own shard's weights in scratch, one for each type of parameters; None
         where they are the masters."""
         return [
-            Layout([shards[self._own].to("meta")]) if _is_narrow(group) else None
+            Layout([shards[self._own].to("meta")]) if group.is_narrow else None
             for group, shards in zip(self._narrow, self._shards, strict=True)
         ]
 
@@ -436,13 +323,13 @@ class Masters:
 
     def _refuse_written(self) -> NoReturn:
         if self.has_stays:
-            raise ModelError(_WRITTEN_TO)
+            raise ModelError(WRITTEN_TO)
         instead = (
             "no changes of them with memory.zero"
             if self._cut
             else "changes of engine.named_parameters() alone"
         )
-        is_narrow = any(map(_is_narrow, self._narrow))
+        is_narrow = any(group.is_narrow for group in self._narrow)
         other = "precision.weights = 'float32'" if is_narrow else "memory.offload = 'stream'"
         raise ModelError(
             "a weight that layers compute with was changed beside the optimizer, by a layer or by "
@@ -482,14 +369,19 @@ class Masters:
                 for parameter, master in zip(group.parameters, group.masters, strict=True):
                     master.data = parameter.data.to(master.device)
         # The flat memory goes now, so a rank never has all weights in both types.
-        self._narrow, self._published, self._untouched, self._shards = [], [], [], []
+        self._forget()
 
     def give_nothing_back(self) -> None:
         """Let the modules' parameters have no values, where nobody else has the modules."""
         for group in self._narrow:
             for parameter in group.parameters:
                 parameter.grad, parameter.data = None, hollow(parameter.data, group.before)
-        self._narrow, self._published, self._untouched, self._shards = [], [], [], []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._narrow.clear()
+        self._shards.clear()
+        self._published, self._untouched = [], []
 
     def _narrow_versions(self) -> list[int]:
         return [parameter._version for group in self._narrow for parameter in group.parameters]
@@ -498,64 +390,8 @@ class Masters:
         return [master._version for group in self._narrow for master in group.masters]
 
 
-def _narrowed(
-    parameters: list[nn.Parameter],
-    to: torch.dtype | None,
-    device: torch.device,
-    of_masters: torch.device,
-    cut: Cut | None,
-    pieces: Sequence[Piece],
-    narrowest: torch.dtype | None,
-) -> _Narrow:
-    before = parameters[0].dtype
-    narrowest, wide_type = (narrowest, before) if to is None else (to, torch.float32)
-    narrow = FlatBuffer(parameters, device, to, narrowest)
-    of_pieces = [piece.of(_dense(parameters[piece.place])) for piece in pieces]
-    wide = FlatBuffer(of_pieces, of_masters, wide_type, narrowest)
-    layout = Layout(of_pieces, wide_type, narrowest)
-    masters = []
-    for piece, its, view in zip(pieces, of_pieces, wide.views, strict=True):
-        view.copy_(its)
-        masters.append(nn.Parameter(view))
-        marks = parameters[piece.place].__dict__  # for the user's factory
-        masters[-1].__dict__.update(marks)
-    for parameter, copy in zip(parameters, narrow.views, strict=True):
-        copy.copy_(parameter.detach())
-        parameter.grad = None
-        parameter.data = copy
-    mine = _shards(narrow, cut)[cut.mine if cut else 0]
-    return _Narrow(parameters, masters, narrow, mine, layout, wide, before, [])
-
-
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
-
-
-def _is_narrow(group: _Narrow) -> bool:
-    """Layers compute with another type than that of the masters."""
-    return group.narrow.dtype != group.layout.dtype
-
-
-def _empty(layout: Layout, device: torch.device) -> FlatBuffer:
-    memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
-    return FlatBuffer.within(layout, memory)
-
-
-def _dense(parameter: nn.Parameter) -> Tensor:
-    """The values of a parameter without gaps between them."""
-    value = parameter.detach()
-    return value if value.is_contiguous() else value.clone()
-
-
 def _all(parameters: Sequence[nn.Parameter]) -> list[Piece]:
     return [Piece(place, 0, one.numel(), True) for place, one in enumerate(parameters)]
-
-
-def _shards(memory: FlatBuffer, cut: Cut | None) -> list[Tensor]:
-    if cut is None:
-        return [memory.flat]
-    bounds = cut.bounds(memory.layout)
-    return [memory.flat[first:end] for first, end in pairwise(bounds)]
 
 
 def _pairs(

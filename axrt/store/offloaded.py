@@ -29,7 +29,7 @@ reads it by mistake sees that.
 # thread has launched on a device has run when its moment passes. `train_batch` ends with the last
 # step, and the last stores go on beside the user's code, but where weights are in scratch. Whatever
 # else looks at the state settles it first: evaluations, checkpoints, dropped steps, `close`.
-# `Bucket.present` brings it for these, one bucket at a time.
+# `present` of a route brings it for these, one bucket at a time.
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice

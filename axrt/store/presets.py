@@ -8,7 +8,7 @@ from torch import nn
 
 from axrt.config import Optimizer
 
-from .bucket import LrSchedule, OptimizerFactory
+from .bucket_settings import LrSchedule, OptimizerFactory
 from .eager_optimizers import SGD, Adam, AdamW
 
 

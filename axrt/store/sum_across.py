@@ -11,7 +11,7 @@ from torch import Tensor
 
 from axrt.scheduler.bucket import BucketCopy, Copies
 
-from .gradient import Gradient, Shards, Used, used_by_any
+from .gradient import Gradient, Shards, Used, sum_into, used_by_any
 
 Subtotal = tuple[Shards, Used]  # over a group: a part of the shard, and who has a gradient
 
@@ -43,7 +43,7 @@ class SumAcross:
             The sums, in place: views of the gradient, lent to the other copies.
         """
         own = self._part(self._mine)
-        self._gradient.sum_into(own, [part for part, _ in subtotals])
+        sum_into(own, [part for part, _ in subtotals])
         self._gradient.set_used(used_by_any([used for _, used in subtotals]))
         return own
 

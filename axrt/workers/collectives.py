@@ -79,7 +79,7 @@ class CollectiveWorker(Worker):
         of = self._buckets[stage][bucket]
         _, first, number = of.copies[0]
         what = f"bucket {number} of stage {first} at step {step}"
-        of.set_used(self._used.pop((stage, bucket)))
+        of.gradient.set_used(self._used.pop((stage, bucket)))
         issue = self._reduce_scatter if of.shard else self._all_reduce
         self._wide[stage, bucket] = issue(of, self._groups[stage, bucket], what)
         return nothing
@@ -87,7 +87,7 @@ class CollectiveWorker(Worker):
     def _all_reduce(
         self, bucket: Bucket, group: Group, what: str
     ) -> list[tuple[Tensor, list[Tensor]]]:
-        totals = bucket.widen()
+        totals = bucket.gradient.widen()
         for total in totals:
             if total.numel():
                 self._queue.issued(group.all_reduce(total, what))
@@ -112,5 +112,5 @@ class CollectiveWorker(Worker):
                 ):  # it may have been made on the queue of collectives
                     total.record_stream(current_stream(total.device))
             bucket = self._buckets[task.stage][task.part]
-            (bucket.shard.take_sum if bucket.shard else bucket.take_widened)(totals)
+            (bucket.shard.take_sum if bucket.shard else bucket.gradient.take_widened)(totals)
         return made

@@ -11,7 +11,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
-from axrt.store.masters import Check
+from axrt.store.whole_weights import Check
 
 from .losses import LossReader
 from .worker import Made, Mail, Worker, nothing

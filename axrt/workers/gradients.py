@@ -72,13 +72,13 @@ class GradientWorker(Worker):
         # By the copy that a part is for, and the number of the copy that sends it: tied weights
         # may be held twice here.
         self._senders: dict[tuple[BucketCopy, int], Bucket] = {
-            (to, bucket.near.index(bucket.me)): bucket
+            (to, bucket.within.copies.index(bucket.me)): bucket
             for of in buckets.values()
             for bucket in of
-            for to in bucket.near
+            for to in bucket.within.copies
         }
         self._copies: dict[BucketCopy, int] = {
-            to: len(bucket.near) for (to, _), bucket in self._senders.items()
+            to: len(bucket.within.copies) for (to, _), bucket in self._senders.items()
         }
         self._here = {bucket.me for of in buckets.values() for bucket in of}
         self._closed: dict[int, set[int]] = {stage: set() for stage in buckets}
@@ -130,7 +130,7 @@ class GradientWorker(Worker):
         """Give memory again to gradients of a stage that a hook of the user's has dropped; called
         before each further backward of a step."""
         for bucket in self._buckets[stage]:
-            bucket.keep_open()
+            bucket.gradient.keep_open()
 
     def put_aside(self, stage: int, microbatch: int) -> None:
         """Keep what a microbatch has added to the gradients of a stage apart, see
@@ -142,7 +142,7 @@ class GradientWorker(Worker):
         """
         for number, bucket in enumerate(self._buckets[stage]):
             if number not in self._closed[stage]:
-                bucket.put_aside(microbatch)
+                bucket.gradient.put_aside(microbatch)
 
     def close(
         self,
@@ -167,7 +167,7 @@ class GradientWorker(Worker):
         for number, bucket in enumerate(self._buckets[stage]):
             if number not in closed and (completed is None or number in completed):
                 if microbatch is not None:
-                    bucket.put_aside(microbatch)
+                    bucket.gradient.put_aside(microbatch)
                 bucket.close()
                 closed.add(number)
                 if step is not None:
@@ -184,8 +184,10 @@ class GradientWorker(Worker):
         _, copy = sender_of(message.number, self._copies[to])
         bucket = self._senders[to, copy]
         if message.meaning is not Meaning.PART:
-            return bucket.used
-        return bucket.kept_for(to) if bucket.keeps_apart else bucket.part_for(to)
+            return bucket.gradient.used
+        if bucket.keeps_apart:
+            return bucket.within.kept_for(to)
+        return bucket.shard.part_for(to) if bucket.shard else bucket.within.part_for(to)
 
     def _await(self, bucket: Bucket, step: int) -> None:
         """Let sums from other ranks arrive in the memory of the gradient, but for those of a
@@ -196,9 +198,10 @@ class GradientWorker(Worker):
         pipe, stage, number = bucket.me
         if (stage, number) in self._by_library:
             return
-        numbers = numbers_of(step, len(bucket.near))
-        for copy, rooms in bucket.rooms_for_sums():
-            if bucket.near[copy] not in self._here:  # what stays here never passes the transport
+        copies = bucket.within.copies
+        numbers = numbers_of(step, len(copies))
+        for copy, rooms in bucket.within.rooms_for_sums():
+            if copies[copy] not in self._here:  # what stays here never passes the transport
                 self._land(Message(Meaning.SUM, stage, numbers[copy], pipe, number), rooms)
 
     def run(self, task: Task) -> Made:
@@ -206,11 +209,12 @@ class GradientWorker(Worker):
 
     def _reduce(self, task: Task) -> Made:
         bucket = self._bucket_of(task)
-        parts = self._from_copies(Meaning.PART, bucket.near, task)
+        parts = self._from_copies(Meaning.PART, bucket.within.copies, task)
         if bucket.shard:
             bucket.shard.add_up(parts, self._step_completed_by(task.microbatch) is not None)
             return self._subtotals(bucket, task) if bucket.across else nothing
-        total = bucket.add_up_kept(parts) if bucket.keeps_apart else bucket.add_up(parts)
+        add_up = bucket.within.add_up_kept if bucket.keeps_apart else bucket.within.add_up
+        total = add_up(parts)
         if bucket.across:
             return self._subtotals(bucket, task)
         self._reducing.add(task)
@@ -266,15 +270,15 @@ class GradientWorker(Worker):
         """Put the sums of all copies into the bucket of a task, which may write to them then."""
         bucket = self._bucket_of(task)
         if (task.stage, task.part) in self._by_library:
-            bucket.show_total()
+            bucket.gradient.show_total()
         elif bucket.shard and bucket.across:
             self._take_totals(task)
-            bucket.show_total()
+            bucket.gradient.show_total()
             self._leave_if_read(bucket)
         elif bucket.shard:
             return  # nobody else has the shard that was added up
         elif bucket.shared:
-            bucket.take_sums(self._from_copies(Meaning.SUM, bucket.near, task))
+            bucket.within.take_sums(self._from_copies(Meaning.SUM, bucket.within.copies, task))
             self._leave_if_read(bucket)
         else:
             bucket.take_own()
@@ -284,8 +288,10 @@ class GradientWorker(Worker):
         that makes them may not have ended."""
         _, stage, number = bucket.me
         runs = any((one.stage, one.part) == (stage, number) for one in self._reducing)
-        if runs or any(self._still_reads(memory, _wait_s(memory)) for memory in bucket.gradients):
-            bucket.move_gradient()
+        if runs or any(
+            self._still_reads(memory, _wait_s(memory)) for memory in bucket.gradient.totals
+        ):
+            bucket.gradient.move_total()
 
     def _bucket_of(self, task: Task) -> Bucket:
         return self._buckets[task.stage][task.part]

@@ -24,14 +24,14 @@ class OffloadWorker(Worker):
     def run(self, task: Task) -> Made:
         bucket = self._buckets[task.stage][task.part]
         if task.kind is Kind.UNLOAD:
-            bucket.unload()
+            bucket.route.unload()
         elif task.kind is Kind.FETCH:
-            bucket.fetch()
+            bucket.route.fetch()
         else:
-            bucket.store()
+            bucket.route.store()
         return nothing
 
     def complete(self, task: Task, made: Made) -> Made:
         if task.kind is Kind.STORE:
-            self._buckets[task.stage][task.part].leave_slot()
+            self._buckets[task.stage][task.part].route.leave_slot()
         return made

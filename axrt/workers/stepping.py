@@ -118,7 +118,7 @@ class SteppingWorker(Worker):
         if task.kind is Kind.HOST_STEP and self._overflows(record):
             self._skip(task.stage)  # here, in order with the device's tasks
         if task.kind is Kind.LOAD:
-            self._buckets[task.stage][task.part].leave_host()
+            self._buckets[task.stage][task.part].route.leave_host()
         has_norms = task.kind in (Kind.STEP, Kind.SCALE)
         if has_norms and not self._job.votes and self._counts(task.stage):
             # Of those that have ended: others may have started, and their norms are not there yet.
@@ -171,7 +171,7 @@ class SteppingWorker(Worker):
             return
         if self._clip:
             assert record.norm is not None
-            bucket.scale(clip_factor(record.norm, self._clip))
+            bucket.route.scale(clip_factor(record.norm, self._clip))
         bucket.step(task.microbatch)
 
     def _step_on_host(self, task: Task) -> Made:
@@ -179,7 +179,7 @@ class SteppingWorker(Worker):
         return nothing
 
     def _load(self, task: Task) -> Made:
-        self._buckets[task.stage][task.part].load()
+        self._buckets[task.stage][task.part].route.load()
         return self._new_weights(task)
 
     def _step_and_send(self, task: Task) -> Made:
@@ -204,5 +204,5 @@ class SteppingWorker(Worker):
             weight = total_weight(record.in_order())
             scale = self._loss_scale.of(task.microbatch) if self._loss_scale else None
             if weight is not None or scale is not None:
-                bucket.scale(1 / ((weight or 1.0) * (scale or 1.0)))
+                bucket.route.scale(1 / ((weight or 1.0) * (scale or 1.0)))
         return bucket

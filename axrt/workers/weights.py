@@ -41,7 +41,7 @@ from axrt.scheduler.message import Meaning, Message, numbers_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
 from axrt.store.bucket_shard import BucketShard, Weights
-from axrt.store.masters import Check
+from axrt.store.whole_weights import Check
 
 from .worker import Land, Made, Mail, Worker, nothing
 
@@ -98,7 +98,7 @@ class WeightsWorker(Worker):
         bucket = self._buckets[stage][part]
         if self._has_stays:
             self._expect(bucket, number, {})  # what came too early for its memory has other memory
-        numbers = numbers_of(number, len(alike(bucket.near, bucket.me)))
+        numbers = numbers_of(number, len(alike(bucket.within.copies, bucket.me)))
         shard_of(bucket).take_weights(
             [self._mail.take(Meaning.WEIGHTS, stage, one, part) for one in numbers]
         )
@@ -125,7 +125,7 @@ class WeightsWorker(Worker):
         """Let the weights of a step or stay land in some memory, by the copy that sends them; ()
         where there is none, or none any more."""
         pipe, stage, part = bucket.me
-        copies = alike(bucket.near, bucket.me)
+        copies = alike(bucket.within.copies, bucket.me)
         for copy, one in zip(copies, numbers_of(number, len(copies)), strict=True):
             if copy != bucket.me:  # what stays here never passes the transport
                 message = Message(Meaning.WEIGHTS, stage, one, pipe, part)

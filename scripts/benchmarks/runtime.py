@@ -100,9 +100,9 @@ class BareRank:
     """What one rank must ask of torch and MPI for a step of empty layers, and nothing else."""
 
     def __init__(self, ranks: int) -> None:
-        from axrt.model.stage import _Inflow, _Inlet
+        from axrt.model.inlet import Inflow, InletNode
 
-        self._inlet, self._inflow = _Inlet, _Inflow
+        self._inlet, self._inflow = InletNode, Inflow
         self._anchor, self._value = torch.empty(0, requires_grad=True), torch.zeros(SHAPE)
         self._comm: Any = None
         if ranks > 1:

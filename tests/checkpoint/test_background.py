@@ -306,8 +306,8 @@ def test_what_is_being_written_is_written_before_others_may(tmp_path: Path) -> N
         written.append(True)
 
     with alone(tmp_path) as engine:
-        engine._checkpoints._queue.put(write)
-        engine._checkpoints.close()
+        engine._saves._checkpoints._queue.put(write)
+        engine._saves._checkpoints.close()
         assert written == [True]
 
 

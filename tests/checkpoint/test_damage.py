@@ -324,3 +324,16 @@ def test_the_command_lists_verifies_and_shows(folder: Path) -> None:
         2,
         f"axrt: {folder / 'nowhere'} does not exist; expected a run or a checkpoint\n",
     )
+
+
+def test_a_file_that_is_listed_and_of_no_layer_is_looked_for_too(folder: Path) -> None:
+    def with_another(manifest: dict[str, Any]) -> None:
+        files = manifest["files"]
+        files["other.safetensors"] = files["layer-0000.safetensors"]
+
+    rewrite_manifest(folder / NEWER, with_another)
+    code, told = checkpoint("verify", str(folder / NEWER))
+    assert code == 2
+    assert "other.safetensors" in told
+    shutil.copy(folder / NEWER / "layer-0000.safetensors", folder / NEWER / "other.safetensors")
+    assert checkpoint("verify", str(folder / NEWER))[0] == 0

@@ -13,6 +13,7 @@ import axrt
 from axrt.checkpoint.layers import take_layers
 from axrt.checkpoint.tensor_file import CheckedFile
 from axrt.store.bucket import Bucket
+from axrt.store.routes import OnDevice
 from axrt.transport.local import LocalWorld
 
 from ..engine.models import motley, perceptron
@@ -32,7 +33,9 @@ def offloaded(bucket: Bucket) -> list[Tensor]:
     """The masters and the optimizer's state of a bucket."""
     pairs = zip(bucket.trained, bucket.named, strict=True)
     masters = [master.data for (_, master), (_, parameter) in pairs if master is not parameter]
-    return masters + [value.data for _, state in bucket.saved() for value in state.tensors.values()]
+    return masters + [
+        value.data for _, state in bucket.state.saved() for value in state.tensors.values()
+    ]
 
 
 class Hollow:
@@ -95,7 +98,9 @@ def test_values_are_read_and_written_only_while_their_bucket_is_present(
         engine.save_checkpoint(tmp_path / "plain")
         engine.train_batch(iter(batches(1)[:4]))  # something to forget
         hollow = Hollow(engine)
-        monkeypatch.setattr(Bucket, "present", lambda bucket, changes=False: hollow.present(bucket))
+        of = {bucket.route: bucket for bucket in hollow.buckets}
+        present = lambda route, changes=False: hollow.present(of[route])  # noqa: E731
+        monkeypatch.setattr(OnDevice, "present", present)
         engine.load_checkpoint(tmp_path / "plain")
         assert hollow.entered == hollow.buckets
         hollow.entered.clear()

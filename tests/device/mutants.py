@@ -334,7 +334,7 @@ MUTANTS = [
     ),
     Mutant(
         "whether weights have changed is asked for at launch",
-        "axrt/store/masters.py",
+        "axrt/store/whole_weights.py",
         'found = [one.to("cpu", non_blocking=True) for one in changed]',
         "found = [one.cpu() for one in changed]",
         GPU,
@@ -351,15 +351,15 @@ MUTANTS = [
     ),
     Mutant(
         "norms are looked for on the host as soon as a gradient is on its way there",
-        "axrt/store/bucket.py",
-        "self._on_host.is_shown",
-        "self._on_host.is_here",
+        "axrt/store/routes.py",
+        "self._here.is_shown",
+        "self._here.is_here",
         GPU,
         "case_shards_have_the_bits_of_replicas_without",
     ),
     Mutant(
         "a step does not wait for the copy of its bucket that a checkpoint is written from",
-        "axrt/store/bucket.py",
+        "axrt/store/loans.py",
         "                go_after(until)",
         "                pass",
         GPU,

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,7 +19,7 @@ from axrt.model.loss import Loss
 from axrt.observe.observer import Observer
 from axrt.payload import on
 from axrt.scheduler.policies import NAMES, policy_by_name
-from axrt.store.bucket import LrSchedule, OptimizerFactory, constant
+from axrt.store.bucket_settings import LrSchedule, OptimizerFactory, constant
 from axrt.transport import Transport
 
 SEED = 7
@@ -444,7 +444,7 @@ def train_on_a_rank(
         norms = [result.grad_norm for result in results]
         if engine.config.memory.offload_parameters:  # of others than the user's nothing comes back
             every = frozenset(range(len(model.layers)))
-            engine._model = replace(engine._model, given=every)
+            object.__setattr__(engine._model, "given", every)
     return Outcome(
         losses,
         [norm for norm in norms if norm is not None],

@@ -13,7 +13,8 @@ from torch.nn import functional
 import axrt
 from axrt import rank as rank_module
 from axrt.compute import Compute
-from axrt.model.stage import _Inflow, _Stashed
+from axrt.model.inlet import Inflow
+from axrt.model.open_microbatch import OpenMicrobatch
 from axrt.note import News
 from axrt.observe.observer import Observer
 from axrt.queues import Inline, Moment
@@ -265,7 +266,7 @@ def test_a_gradient_may_stop_anywhere(partition: list[int]) -> None:
 def test_nothing_of_a_microbatch_stays_behind() -> None:
     def left() -> int:
         gc.collect()
-        return sum(type(thing) in (_Inflow, _Stashed) for thing in gc.get_objects())
+        return sum(type(thing) in (Inflow, OpenMicrobatch) for thing in gc.get_objects())
 
     def rank_main(transport: Transport) -> None:
         with made(transport) as engine:

@@ -348,8 +348,8 @@ def _state(engine: axrt.Engine) -> dict[str, Tensor]:
     model = engine._model
     found = {name: p.detach().clone() for name, p in engine.named_parameters()}
     for bucket in model.all_buckets:
-        with bucket.present():
-            for name, state in bucket.saved():
+        with bucket.route.present():
+            for name, state in bucket.state.saved():
                 found |= {f"{name}/{key}": value.clone() for key, value in state.tensors.items()}
     for place, layer in model.layers():
         found |= {f"{place}.{name}": value.clone() for name, value in layer.named_buffers()}

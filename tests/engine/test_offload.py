@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 import axrt
-from axrt import engine as engine_module
 from axrt.config import Memory
+from axrt.engine import parts
 from axrt.observe.observer import Observer
 from axrt.offload.arena import Stretch
 from axrt.offload.tier import DiskTier, Tier
 from axrt.scheduler.rules.offload import SLOTS
 from axrt.scheduler.task import Task
 from axrt.store.bucket import Bucket
+from axrt.store.routes import Offloaded
 from axrt.store.scratch import scratch_tier
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -397,7 +398,7 @@ def test_outside_a_step_masters_and_moments_are_hollow() -> None:
             for tensor in _state_of(bucket):
                 assert tensor.isnan().all()
                 assert tensor.untyped_storage().nbytes() <= 8
-            with bucket.present():
+            with bucket.route.present():
                 assert all(tensor.isfinite().all() for tensor in _state_of(bucket))
 
 
@@ -456,7 +457,7 @@ class Bytes(Observer):
         tensors: list[Tensor] = [p for _, layer in model.layers() for p in layer.parameters()]
         for bucket in model.all_buckets:
             tensors += [master for _, master in bucket.trained]
-            tensors += bucket._gradient.allocated
+            tensors += [*bucket.gradient.sums, *bucket.gradient.own_totals]
             tensors += [p.grad for _, p in bucket.trained if p.grad is not None]
             assert bucket.optimizer is not None
             tensors += [
@@ -465,10 +466,9 @@ class Bytes(Observer):
                 for value in of.values()
                 if value.dim()
             ]
-            if bucket._offloaded and bucket._offloaded.present:
-                tensors.append(bucket._offloaded.memory)
-        slots = next((b._offloaded._slots for b in model.all_buckets if b._offloaded), None)
-        tensors += list(slots._free) if slots else []
+            if isinstance(bucket.route, Offloaded) and bucket.route._state.present:
+                tensors.append(bucket.route._state.memory)
+        tensors += list(model.slots._free) if model.slots else []
         real = [tensor for tensor in tensors if tensor.numel() and not _hollow(tensor)]
         storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in real}
         return sum(_bytes_of(t) for t in storages.values())
@@ -589,7 +589,7 @@ def test_a_mistake_that_one_rank_finds_is_refused_on_all(
         return make(missing if here.rank == 1 else memory, device)
 
     here, config = threading.local(), configured(2, memory=offloaded(disk))
-    monkeypatch.setattr(engine_module, "scratch_tier", on_a_host)
+    monkeypatch.setattr(parts, "scratch_tier", on_a_host)
     LocalWorld(3).run(main)
     assert len(refused) == 3
     assert len(set(refused)) == 1

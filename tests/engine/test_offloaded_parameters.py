@@ -399,11 +399,11 @@ def test_as_many_stages_have_weights_and_a_gradient_as_there_is_room_for(
 
     def looking(bucket: Bucket, number: int) -> None:
         here = [one for one in buckets if not is_hollow(one.named[0][1])]
-        with_gradient = [one for one in buckets if one.gradient_memory[0]]
+        with_gradient = [one for one in buckets if one.gradient.sums]
         most["weights"] = max(most["weights"], len(here))
         most["gradients"] = max(most["gradients"], len(with_gradient))
         step(bucket, number)
-        assert not bucket.gradient_memory[0]
+        assert not bucket.gradient.sums
 
     monkeypatch.setattr(Bucket, "__init__", noting)
     monkeypatch.setattr(Bucket, "step", looking)
@@ -417,7 +417,11 @@ def test_as_many_stages_have_weights_and_a_gradient_as_there_is_room_for(
         for _ in range(3):
             of.train_batch(iter([(torch.ones(4, 64), torch.ones(4, 64))] * 4))
             assert all(is_hollow(p) for bucket in buckets for _, p in bucket.named)
-            assert not any(memory for bucket in buckets for memory in bucket.gradient_memory)
+            assert not any(
+                memory
+                for bucket in buckets
+                for memory in (bucket.gradient.sums, bucket.gradient.own_totals)
+            )
     assert most["weights"] <= gathered
     assert 1 <= most["gradients"] <= gathered
 

@@ -262,7 +262,7 @@ def test_a_call_does_not_return_before_the_last_piece(policy: str, seed: int) ->
             for step in range(3):
                 mine = batches(step)[2 * engine.data_rank :][:2]
                 engine.train_batch(iter(mine))
-                assert not any(stage._stash for stage in engine._model.stages.values())
+                assert not any(stage._open for stage in engine._model.stages.values())
 
     LocalWorld(4, seed).run(rank_main)
 

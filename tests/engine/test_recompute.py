@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
+from axrt.model.layer_runs import RunSettings
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
 from axrt.observe.observer import Observer
@@ -248,9 +249,8 @@ def test_what_runs_again_keeps_no_graph_between_forward_and_backward(recomputed:
         [Counted() for _ in range(4)],
         0,
         None,
-        alone(2),
-        BorrowedGenerator(7, CPU),
-        recomputed=recomputed,
+        RunSettings(alone(2), BorrowedGenerator(7, CPU)),
+        recomputed,
     )
     Counted.alive.clear()
     stage.forward(0, torch.randn(6, 16, requires_grad=True), None)

@@ -600,8 +600,8 @@ def test_a_rank_keeps_its_share_of_masters_and_moments(kind: str, data: int) -> 
                 for bucket in buckets
                 for one in (
                     *(p for _, p in bucket.named),
-                    *bucket.gradient_memory[0],
-                    *bucket._parameters,
+                    *bucket.gradient.sums,
+                    *bucket.stepped,
                     *(
                         value
                         for state in bucket.optimizer.state.values()  # type: ignore[union-attr]

@@ -115,7 +115,8 @@ def one_step(
         of_rank = torch.Generator().manual_seed(transport.rank)
         inputs = torch.randn(4, 4, 64, generator=of_rank)
         engine.train_batch(iter([(one, torch.ones(4, 64)) for one in inputs]))
-        assert not any(bucket._gradient.allocated for bucket in engine._model.all_buckets)
+        gradients = [bucket.gradient for bucket in engine._model.all_buckets]
+        assert not any((*gradient.sums, *gradient.own_totals) for gradient in gradients)
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
@@ -136,7 +137,7 @@ def test_a_rank_keeps_its_share_of_the_gradient_for_the_step(
 
     def looking(bucket: Bucket, number: int) -> None:
         weights = [parameter for _, parameter in bucket.named]
-        whole, own = bucket.gradient_memory
+        whole, own = bucket.gradient.sums, bucket.gradient.own_totals
         found.append((num_bytes(weights), num_bytes(whole), num_bytes(own)))
         step(bucket, number)
         state = bucket.optimizer.state.values()  # type: ignore[union-attr]
@@ -160,7 +161,7 @@ def test_the_gradient_of_one_stage_is_whole_where_a_rank_goes_from_stage_to_stag
     close = Bucket.close
 
     def looking(bucket: Bucket) -> None:
-        found.append(sum(bool(one.gradient_memory[0]) for one in buckets))
+        found.append(sum(bool(one.gradient.sums) for one in buckets))
         close(bucket)
 
     buckets: list[Bucket] = []

@@ -123,7 +123,7 @@ def test_a_rank_keeps_its_share_of_everything_for_the_step(
     step = Bucket.step
 
     def looking(bucket: Bucket, number: int) -> None:
-        whole, own = bucket.gradient_memory
+        whole, own = bucket.gradient.sums, bucket.gradient.own_totals
         assert all(is_hollow(parameter) for _, parameter in bucket.named)
         before = num_bytes(whole), num_bytes(own)
         step(bucket, number)

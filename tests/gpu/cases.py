@@ -826,7 +826,7 @@ def case_a_step_comes_after_the_copy_of_its_bucket(comm: "MPI.Comm") -> None:
         with torch.no_grad():
             for _, one in engine.named_parameters():
                 one.add_(1)  # on the user's stream
-        snapshot = Snapshot(engine._arena)
+        snapshot = Snapshot(engine._saves.arena)
         copies = [
             snapshot.take(Live(master, bucket))
             for bucket in engine._model.all_buckets

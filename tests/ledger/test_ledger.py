@@ -28,7 +28,7 @@ from axrt.model.stage import Stage
 from axrt.models.gpt import gpt
 from axrt.observe.observer import Observer
 from axrt.scheduler.task import Kind, Task
-from axrt.store.bucket import OptimizerFactory
+from axrt.store.bucket_settings import OptimizerFactory
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -439,7 +439,7 @@ def test_the_copy_that_a_checkpoint_is_written_from_is_counted_on_those_that_hav
             engine.train_batch(iter(case.batches(data)(0)[mine]))
             engine.save_checkpoint(tmp_path / "a", wait=False)
             engine.finish_saving()
-            return engine._arena.num_bytes
+            return engine._saves.arena.num_bytes
 
     held = LocalWorld(case.pipe * data).run(rank_main)
     predicted = case.predicted()
@@ -564,7 +564,7 @@ class MostLiving(Observer):
         also = [
             tensor
             for stage in self.stages.values()
-            for number in stage._stash
+            for number in stage._open
             for tensor in stage.kept_to_run_again(number)
         ]
         self.most = max(self.most, self.living.num_bytes(self.stages.values(), also))

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import axrt
 from axrt.model.deferral import Linear, with_deferral
+from axrt.model.layer_runs import RunSettings
 from axrt.model.precision import Types
 from axrt.model.stage import Stage
 
@@ -27,7 +28,9 @@ MICROBATCHES = 3
 
 def stage_of(layer: nn.Module, splits: bool = True, compute: torch.dtype | None = None) -> Stage:
     job = alone(MICROBATCHES, "zb-h1" if splits else "1f1b")
-    return with_gradients(Stage([layer], 0, None, job, GENERATOR, types=Types(compute)))
+    return with_gradients(
+        Stage([layer], 0, None, RunSettings(job, GENERATOR, types=Types(compute)))
+    )
 
 
 def pieces_and_gradients(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from axrt.model.layer_runs import RunSettings
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
 from axrt.scheduler.job import Job
@@ -36,7 +37,7 @@ class Weights(nn.Module):
 
 
 def stage_of(layer: nn.Module) -> Stage:
-    return with_gradients(Stage([layer], 0, None, alone(2), GENERATOR))
+    return with_gradients(Stage([layer], 0, None, RunSettings(alone(2), GENERATOR)))
 
 
 def alone(microbatches: int, policy: str = "1f1b") -> Job:
@@ -111,7 +112,7 @@ def test_a_graph_that_ends_in_a_python_function_is_kept_by_a_token() -> None:
     nothing, once the output has left."""
     stage = stage_of(Ends())
     stage.forward(0, torch.ones(1, 3, requires_grad=True), None)
-    ((root,),) = [segment.roots for segment in stage._stash[0].segments]
+    ((root,),) = [segment.roots for segment in stage._open[0].segments]
     assert root.ownership_token is not None
     assert [
         None if gradient is None else gradient.tolist()

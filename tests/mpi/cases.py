@@ -23,7 +23,7 @@ from axrt.launch import MpiWorld
 from axrt.payload import flatten
 from axrt.queues import Moment, wait_for
 from axrt.scheduler.message import Meaning, Message
-from axrt.store.bucket import OptimizerFactory
+from axrt.store.bucket_settings import OptimizerFactory
 from axrt.threads import usable_cores
 from axrt.transport import Parcel, Transport, single_copy
 from axrt.transport.envelope import is_large, pack, seal

@@ -1,6 +1,7 @@
 """A bucket by itself: how gradients are cut, added up and put back."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import axrt
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.store.assign import BucketSpec, buckets_of
-from axrt.store.bucket import Bucket, constant
+from axrt.store.bucket import Bucket
+from axrt.store.bucket_settings import BucketSettings, constant
 from axrt.store.norms import clip_factor, total_norm
 
 CPU = torch.device("cpu")
@@ -23,6 +25,7 @@ def bucket_of(
     me: int = 0,
     narrow: torch.dtype | None = None,
     in_float32: bool = True,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
 ) -> Bucket:
     named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
     held = BucketSpec(copies_by_pipe(0, 0, copies), named, [name for name, _ in named], True)
@@ -30,11 +33,10 @@ def bucket_of(
         held,
         range(len(named)),
         held.copies[me],
-        lambda named: torch.optim.SGD([p for _, p in named], lr=1.0),
-        constant,
-        CPU,
+        BucketSettings(
+            lambda named: optimizer([p for _, p in named], lr=1.0), constant, CPU, in_float32
+        ),
         [narrow] * len(named),
-        in_float32,
     )
 
 
@@ -66,7 +68,7 @@ def gradients_of(bucket: Bucket) -> list[list[float] | None]:
 def added_up(*buckets: Bucket) -> list[tuple[torch.Tensor, ...]]:
     """What each of the copies adds up of its shards."""
     return [
-        owner.add_up([bucket.part_for(to) for bucket in buckets])
+        owner.within.add_up([bucket.within.part_for(to) for bucket in buckets])
         for owner, to in zip(buckets, buckets[0].copies, strict=True)
     ]
 
@@ -76,13 +78,15 @@ def test_a_bucket_without_parameters_has_nothing_to_step() -> None:
         raise AssertionError("no optimizer is wanted here")
 
     copies = copies_by_pipe(0, 0, 2)
-    empty = Bucket(BucketSpec(copies, [], [], True), [], copies[0], never, constant, CPU)
+    empty = Bucket(
+        BucketSpec(copies, [], [], True), [], copies[0], BucketSettings(never, constant, CPU)
+    )
     empty.open()
     empty.close()
     empty.step(0)
     assert empty.lr is None
     assert total_norm([empty.norms()]) == 0.0
-    assert empty.add_up([empty.part_for(copy) for copy in copies]) == ()
+    assert empty.within.add_up([empty.within.part_for(copy) for copy in copies]) == ()
 
 
 def test_a_parameter_without_a_gradient_has_no_norm_and_stays() -> None:
@@ -99,35 +103,35 @@ def test_copies_add_up_their_shards_in_order_and_sums_make_the_gradient() -> Non
     one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20, me=1)
     sums = added_up(one, other)
     for bucket in (one, other):
-        bucket.take_sums(sums)
+        bucket.within.take_sums(sums)
         assert gradients_of(bucket) == [[11, 22, 33], [44] * 20]
 
 
 def test_sums_that_arrive_where_the_gradient_is_are_not_copied() -> None:
     one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20, me=1)
     (mine,), (theirs,) = added_up(one, other)
-    ((copy, (room,)),) = one.rooms_for_sums()
+    ((copy, (room,)),) = one.within.rooms_for_sums()
     assert copy == 1
     room.copy_(theirs)
-    one.take_sums([(mine,), (room,)])
+    one.within.take_sums([(mine,), (room,)])
     assert gradients_of(one) == [[11, 22, 33], [44] * 20]
 
 
 def test_three_copies_add_up_in_their_order_whichever_is_the_owner() -> None:
     values = ([1.0] * 60, [2.0**-24] * 60, [2.0**-24] * 60)
     buckets = [with_gradients(of, copies=3, me=me) for me, of in enumerate(values)]
-    buckets[0].take_sums(added_up(*buckets))
+    buckets[0].within.take_sums(added_up(*buckets))
     assert gradients_of(buckets[0]) == [[1.0] * 60], "another order would give 1 + 2**-23"
 
 
 def test_a_gradient_that_is_still_read_goes_on_in_other_memory() -> None:
     one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20, me=1)
-    one.take_sums(added_up(one, other))
-    (lent,) = one.gradients
+    one.within.take_sums(added_up(one, other))
+    (lent,) = one.gradient.totals
     before = lent.clone()
-    one.move_gradient()
+    one.gradient.move_total()
     assert gradients_of(one) == [[11, 22, 33], [44] * 20]
-    one.scale(0.5)
+    one.route.scale(0.5)
     one.check_unchanged()
     assert torch.equal(lent, before)
     assert gradients_of(one) == [[5.5, 11, 16.5], [22] * 20]
@@ -137,7 +141,7 @@ def test_what_only_one_copy_has_used_is_used_and_what_none_has_is_not() -> None:
     one, other = with_gradients([1], None, None), with_gradients([2], [3], None, me=1)
     sums = added_up(one, other)
     for bucket in (one, other):
-        bucket.take_sums(sums)
+        bucket.within.take_sums(sums)
         assert gradients_of(bucket) == [[3], [3], None]
 
 
@@ -149,7 +153,7 @@ def test_half_precision_is_added_up_in_single() -> None:
     ]
     sums = added_up(*buckets)
     for bucket in buckets:
-        bucket.take_sums(sums)
+        bucket.within.take_sums(sums)
     assert gradients_of(buckets[0]) == [[1 + 2.0**-7]], (
         "in bfloat16 each of the two would have been lost"
     )
@@ -167,7 +171,7 @@ def narrow_bucket(
     )
     bucket.open()
     for _ in range(2):
-        bucket.keep_open()
+        bucket.gradient.keep_open()
         for parameter, of in zip(parameters, values, strict=True):
             if of is not None:
                 (parameter * torch.tensor(of)).sum().backward()  # type: ignore[no-untyped-call]
@@ -180,11 +184,11 @@ def test_narrow_gradients_of_copies_are_added_up_in_float32(in_float32: bool) ->
     small = 2.0**-9  # is lost beside 1 in bfloat16
     one, (used, unused) = narrow_bucket([[1.0] * 50, None], in_float32)
     other, _ = narrow_bucket([[small] * 50, None], in_float32, me=1)
-    part, _ = one.part_for(other.me)
+    part, _ = one.within.part_for(other.me)
     assert part[0].dtype == (torch.float32 if in_float32 else torch.bfloat16)
     sums = added_up(one, other)
     for bucket in (one, other):
-        bucket.take_sums(sums)
+        bucket.within.take_sums(sums)
         (_, master), (_, idle) = bucket.trained
         assert master.grad is not None
         assert master.grad.dtype == torch.float32
@@ -252,9 +256,9 @@ def test_weights_gradients_and_moments_are_views_of_flat_memory_and_stay_the_sam
         spec,
         range(2),
         spec.copies[0],
-        lambda named: torch.optim.Adam([p for _, p in named], lr=0.0),
-        constant,
-        CPU,
+        BucketSettings(
+            lambda named: torch.optim.Adam([p for _, p in named], lr=0.0), constant, CPU
+        ),
     )
     assert all(
         torch.equal(now, value) and now.stride() == value.stride()
@@ -286,7 +290,7 @@ def test_parameters_of_several_types_share_a_bucket() -> None:
         bucket.open()
         sum((p.double() * factor).sum() for _, p in bucket.named).backward()  # type: ignore[union-attr]
         bucket.close()
-    one.take_sums(added_up(one, other))
+    one.within.take_sums(added_up(one, other))
     assert gradients_of(one) == [[3.0, 3.0]] * 3
     assert [p.grad.dtype for _, p in one.named if p.grad is not None] == [
         torch.float32,
@@ -303,7 +307,7 @@ def test_a_hook_of_the_users_that_puts_another_gradient_there_is_heard() -> None
     parameter.sum().backward()  # type: ignore[no-untyped-call]
     bucket.close()
     assert gradients_of(bucket) == [[2.0]]
-    (shard,), mask = bucket.part_for(bucket.me)
+    (shard,), mask = bucket.within.part_for(bucket.me)
     assert mask is None
     assert float(shard.sum()) in (0.0, 2.0)
 
@@ -323,7 +327,7 @@ def test_a_gradient_that_a_hook_of_the_users_drops_is_in_no_sum() -> None:
         bucket.close()
     sums = added_up(healthy, other)
     for bucket in (healthy, other):
-        bucket.take_sums(sums)
+        bucket.within.take_sums(sums)
         assert gradients_of(bucket) == [[1.0] * 40]
 
 
@@ -333,7 +337,7 @@ def test_a_gradient_that_was_dropped_within_a_step_has_memory_of_its_own_again()
     bucket = bucket_of(parameter, other)
     bucket.open()
     parameter.grad = other.grad = None
-    bucket.keep_open()
+    bucket.gradient.keep_open()
     travelling = torch.ones(1, 3, 4)
     for gradient in (travelling, torch.ones(1, 3, 4)):
         inputs = torch.zeros(1, 3, 4, requires_grad=True)
@@ -356,9 +360,9 @@ class Keeps(torch.optim.SGD):
 
 
 def test_a_gradient_that_the_optimizer_keeps_is_its_own_from_then_on() -> None:
-    bucket = bucket_of(nn.Parameter(torch.zeros(3)))
+    bucket = bucket_of(nn.Parameter(torch.zeros(3)), optimizer=Keeps)
     ((_, parameter),) = bucket.named
-    bucket.optimizer = Keeps([parameter], lr=1.0)
+    assert bucket.optimizer is not None
     for step in range(3):
         bucket.open()
         (parameter * torch.tensor([1.0, 2.0, 3.0]) * (step + 1)).sum().backward()  # type: ignore[no-untyped-call]
@@ -443,7 +447,7 @@ def test_double_precision_keeps_its_norm() -> None:
     bucket = with_gradients([1e200, 3e200], dtype=torch.float64)
     assert total_norm([bucket.norms()]) == expected
     nn.utils.clip_grad_norm_(parameter, 1.0)
-    bucket.scale(clip_factor(expected, 1.0))
+    bucket.route.scale(clip_factor(expected, 1.0))
     assert gradients_of(bucket) == [parameter.grad.tolist()]
 
 
@@ -456,7 +460,7 @@ def test_a_gradient_of_what_was_not_used_before_is_refused_when_it_comes_too_lat
 
 def test_what_the_step_itself_does_to_a_gradient_is_not_taken_for_a_late_one() -> None:
     bucket = with_gradients([1.0])
-    bucket.scale(0.5)
+    bucket.route.scale(0.5)
     bucket.check_unchanged()
     bucket.step(0)
     bucket.check_unchanged()

@@ -1,0 +1,175 @@
+"""Runs the layers of a stage, and the loss: each with its own random numbers, in the types that
+they compute in. An error says which layer raised it, and what that was given."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from axrt.errors import ModelError, OutputTypeError
+from axrt.scheduler.job import Job
+
+from .compiler import Compiler
+from .module import LossFunction
+from .precision import AS_THEY_ARE, Types, in_type, is_kept
+from .seeds import BorrowedGenerator
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What all stages of a rank have in common."""
+
+    # counts microbatches and replicas, and says whether backwards are split
+    job: Job
+    generator: BorrowedGenerator  # random numbers, seeded anew before each layer
+    replica: int = 0  # index of the replica that the stages belong to
+    types: Types = AS_THEY_ARE
+    compiler: Compiler | None = None  # runs the layers and the loss; None: they run as they are
+    # gives the factor on the losses of a step (loss scaling); None: 1
+    scale_of: Callable[[int], float] | None = None
+    # losses that layers leave on themselves are looked for, in the first microbatch
+    looks: bool = False
+
+    @property
+    def splits(self) -> bool:
+        """Weight gradients may wait; a compiler turns that off."""
+        return self.job.splits and self.compiler is None
+
+
+class LayerRuns:
+    """The layers of a stage as they are run.
+
+    Args:
+        first_layer: index of the first layer in the model.
+        loss_fn: loss function on the last stage; None elsewhere.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        first_layer: int,
+        loss_fn: LossFunction | None,
+        settings: RunSettings,
+    ) -> None:
+        job, compiler = settings.job, settings.compiler
+        self._layers, self._first_layer = layers, first_layer
+        self._run: list[Callable[[Any], Any]] = [
+            compiler.layer(layer) if compiler else layer for layer in layers
+        ]
+        self._loss_fn = compiler.loss(loss_fn) if compiler and loss_fn else loss_fn
+        self.has_loss = loss_fn is not None
+        # Microbatches of all replicas are numbered together in a step; where replicas share them,
+        # they are numbered so from the start.
+        self._a_step = job.microbatches_in_all if job.drawn else job.microbatches
+        self._first_of_step = 0 if job.drawn else settings.replica * job.microbatches
+        self._in_all, self._scale_of = job.microbatches_in_all, settings.scale_of
+        self._generator, self._device = settings.generator, settings.generator.device
+        self._types, self._between = settings.types, settings.types.between
+        self._kept = [is_kept(layer, settings.types.keep) for layer in layers]
+
+    def __len__(self) -> int:
+        return len(self._run)
+
+    def run(self, number: int, value: Any, first: int, end: int) -> Any:
+        """Run some layers of a microbatch.
+
+        Args:
+            number: index of the microbatch, counted over steps.
+            first, end: indices of the first layer in the stage, and of the one behind the last.
+        """
+        step, microbatch = self._where(number)
+        try:
+            for place, layer in enumerate(self._run[first:end], self._first_layer + first):
+                self._generator.before_layer(step, microbatch, place)
+                if self._between is None:  # most often, and a context would be one more call
+                    value = layer(value)
+                    continue
+                if self._types.weights and not self._kept[place - self._first_layer]:
+                    value = in_type(value, self._types.weights)
+                with self._computing():
+                    value = layer(value)
+                value = in_type(value, self._between)
+        except Exception as error:
+            name = type(self._layers[place - self._first_layer]).__name__
+            error.add_note(f"in layer {place} ({name}), which was given {_described(value)}")
+            raise
+        return value
+
+    def loss(self, outputs: Any, target: Any) -> tuple[Tensor, Tensor | float | None]:
+        """The loss, (mean, None) or (sum, weight), as the loss function gave it.
+
+        Raises:
+            OutputTypeError: it returned no tensor with one element.
+        """
+        assert self._loss_fn is not None
+        if self._types.weights:
+            outputs = in_type(outputs, torch.float32, self._types.weights)
+        if self._types.compute is None:
+            found = self._loss_fn(outputs, target)
+        else:
+            with self._computing():
+                found = self._loss_fn(outputs, target)
+        loss, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        if not (
+            _is_one_number(loss)
+            and (weight is None or isinstance(weight, int | float) or _is_one_number(weight))
+        ):
+            raise OutputTypeError(
+                f"loss_fn returned {_described(found)}; expected a tensor with one element, the "
+                "mean over the microbatch, or a pair of "
+                "such a tensor, the sum, and its weight"
+            )
+        return loss, weight.detach() if isinstance(weight, Tensor) else weight
+
+    def loss_to_mean(
+        self, number: int, loss: Tensor, weight: Tensor | float | None
+    ) -> tuple[Tensor, Tensor]:
+        """What backwards begin at, whose gradients add up to that of a step's mean, and its
+        gradient.
+
+        Raises:
+            ModelError: the loss depends on no trained weight.
+        """
+        if not loss.requires_grad:
+            raise ModelError(_why_without_gradient(loss, *self._where(number)))
+        # A sum is divided when the weights of all microbatches are known, at the end of the step.
+        loss_to_mean = loss / self._in_all if weight is None else loss
+        scale = self._scale_of(self._where(number)[0]) if self._scale_of else 1.0
+        return loss_to_mean, torch.full_like(loss_to_mean, scale)
+
+    def _where(self, number: int) -> tuple[int, int]:
+        """The step of a microbatch, and its index within it over all replicas, as
+        `Job.place_in_batch` has them."""
+        return number // self._a_step, self._first_of_step + number % self._a_step
+
+    def _computing(self) -> AbstractContextManager[Any]:
+        if self._types.compute is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._types.compute)
+
+
+def _is_one_number(value: object) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _why_without_gradient(loss: Tensor, step: int, microbatch: int) -> str:
+    which = f"the loss of step {step}, microbatch {microbatch}"
+    if not loss.is_floating_point():
+        return (
+            f"{which} is of type {loss.dtype}; expected a floating-point number, which has a "
+            "gradient. Look at loss_fn"
+        )
+    return (
+        f"{which} depends on no weight that is trained; expected one that does. Look for "
+        "torch.no_grad, detach or numbers made of "
+        "tensors in loss_fn and in the layers that end in it, and for requires_grad = False"
+    )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_described(one) for one in value)})"
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

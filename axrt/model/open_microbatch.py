@@ -1,0 +1,61 @@
+"""What a microbatch has open on a stage from its forward to the end of its backward."""
+
+# A microbatch is open between its tasks, and between two pieces of one:
+#
+#     forward             segments are added, one for each piece
+#     (recompute)         the segments of layers that run again come before them
+#     backward, in pieces segments are taken from the end; `gradients` pass from one to the next
+#
+# Promised: no segment knows another one but by the gradients that pass between them, so any number
+# of tasks of other microbatches may run between two pieces. What would break it: a layer that hands
+# a tensor to another one aside from its output, which `are_apart` finds in the first microbatch.
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from axrt.payload import flatten
+
+from .inlet import Gradients
+from .saved import SavedTensors
+from .segment import Segment
+
+
+@dataclass(slots=True)
+class OpenMicrobatch:
+    """One microbatch on one stage."""
+
+    segments: list[Segment] = field(default_factory=list)  # of its graph, in order
+    # inputs and target for the layers that run again, and the buffers of each of them
+    given: tuple[Any, Any, list[dict[str, Tensor]]] | None = None
+    # gradients of the last segment's outputs, once a backward in pieces has begun
+    gradients: Gradients = ()
+    # what autograd has saved of it, where that may leave the device
+    saved: SavedTensors | None = None
+
+    def backward(self, gradients: Gradients) -> Gradients:
+        """The gradients of its inputs, from those of its outputs, of all segments at once."""
+        for segment in reversed(self.segments):
+            gradients = segment.backward(gradients)
+        return gradients
+
+    def backward_piece(self, gradients: Gradients) -> Gradients:
+        """Run the backward of the last segment that is left.
+
+        Args:
+            gradients: gradients of the outputs, for the first piece; ignored later.
+        Returns:
+            The gradients of its inputs, from the last piece; () from others.
+        """
+        found = self.segments.pop().backward(self.gradients or gradients)
+        if not self.segments:
+            return found
+        self.gradients = found
+        return ()
+
+    def kept_to_run_again(self) -> list[Tensor]:
+        """The copies that it keeps for layers that run again: inputs, target and buffers."""
+        inputs, target, buffers = self.given or (None, None, [])
+        of_layers = [buffer for layer in buffers for buffer in layer.values()]
+        return [*flatten(inputs)[1], *flatten(target)[1], *of_layers]
