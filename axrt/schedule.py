@@ -3,13 +3,15 @@ microbatches."""
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
-from axrt.config import Schedule
+from axrt.config import Memory, Schedule
 from axrt.errors import ConfigError
 from axrt.scheduler.job import Job
 from axrt.scheduler.plural import plural
+from axrt.scheduler.policies import FIXED, AlongPlan
 from axrt.scheduler.regular_file import read_bytes
-from axrt.scheduler.schedules import build_schedule
+from axrt.scheduler.schedules import LOOSELY, STRICTLY, build_schedule
 
 
 def job_of(settings: Schedule, ranks: int) -> Job:
@@ -56,3 +58,33 @@ def digest_of_order(settings: Schedule) -> str:
     """
     file = Path(settings.order)
     return hashlib.sha256(read_bytes(file)).hexdigest()[:12] if file.is_file() else ""
+
+
+def described(settings: Schedule, job: Job, memory: Memory) -> dict[str, Any]:
+    """What a timeline says of the schedule that it was measured under, by the keys of a world of
+    `axrt simulate`."""
+    along = job.policy if isinstance(job.policy, AlongPlan) else None
+    return {
+        "name": FIXED if along else settings.policy,
+        "ranks": job.ranks,
+        "microbatches": job.drawn_a_step,
+        **({"share": True} if job.drawn else {}),
+        "placement": job.placement.name,
+        "chunks": settings.chunks,
+        "cuts": list(job.cuts),
+        "microbatch_size": settings.microbatch_size,
+        "max_held": along.cap if along else settings.max_held,
+        "order": str(along.order) if along else settings.order,
+        **({"along": STRICTLY if along.strict else LOOSELY} if along else {}),
+        "replicas": job.replicas,
+        "clips": job.votes,
+        "recompute": memory.recompute,
+        "slots": job.slots,
+        "held_on_device": job.held_on_device,
+        "host_rooms": job.host_rooms,
+        "zero": memory.zero * job.shards,
+        "reductions": job.reductions,
+        "gathered": memory.gathered,
+        "offloads_weights": job.offloads_weights,
+        "group": job.group // job.placement.pipes,
+    }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import axrt
-from axrt import engine as engine_module
+from axrt.engine import start
 from axrt.heartbeat import Silence
 from axrt.launch import World
 from axrt.liveness import Liveness, Sign
@@ -142,7 +142,7 @@ def test_a_rank_that_runs_a_task_or_reads_does_not_say_that_it_waits(
 ) -> None:
     """It may have waited for its input until then; and a deadlock in the task would look like
     patience."""
-    monkeypatch.setattr(engine_module, "World", WatchedWorld)
+    monkeypatch.setattr(start, "World", WatchedWorld)
 
     def batches() -> Iterator[Any]:
         for item in random_batches((4, 8), classes=3, microbatches=8)(0):
