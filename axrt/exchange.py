@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from axrt.errand import Errand, Steps
 from axrt.errors import ConfigError, PeerLeftError, SaveError
-from axrt.loop import Loop
 from axrt.note import MAIN, Note, Topic
 from axrt.one_call import Call, OneCall
+from axrt.runtime.loop import Loop
 
 Key = tuple[Topic, int, int]  # generation, number
 Made = TypeVar("Made")

@@ -17,7 +17,6 @@ from axrt.device import CPU, agreed, identity
 from axrt.exchange import Exchange
 from axrt.handover import Handover
 from axrt.launch import World
-from axrt.loop import Loop
 from axrt.mesh import Mesh
 from axrt.model.seeds import BorrowedGenerator
 from axrt.note import MAIN, Note, Topic
@@ -27,6 +26,7 @@ from axrt.observe.inspection import Inspection
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
 from axrt.queues import Inline
+from axrt.runtime.loop import Loop
 from axrt.scheduler.rules import OnDevice, Queue
 from axrt.threads import threads_of, usable_cores
 from axrt.transport import Transport

@@ -14,13 +14,13 @@ from axrt.config import Optimizer
 from axrt.exchange import Collected
 from axrt.groups import groups_on
 from axrt.local_model import LocalModel
-from axrt.loop import Session
 from axrt.losses import Losses
 from axrt.note import MAIN, Note, Topic
 from axrt.preflight import warn_of_equal_readers
 from axrt.rank import Rank
 from axrt.reader import BatchReader
 from axrt.results import EvalResult, StepResult
+from axrt.runtime.session import Session
 from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.rules.clipping import voters_of

@@ -46,7 +46,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 STATES = ("waits", "computes", "outside")
 _LOOP_S = 1.0  # in which a loop that waits answers by itself
-_LOOP_FILE = os.path.join("axrt", "loop.py")
+_LOOP_FILE = os.path.join("axrt", "runtime", "loop.py")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from axrt.cli import main
 from axrt.cli.profile import _told_slow
 from axrt.cli.task_cost import measured_task_s
-from axrt.loop import Loop
+from axrt.runtime.task_runner import TaskRunner
 from axrt.scheduler.comparison import Run
 from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.fit import fit_costs
@@ -215,13 +215,13 @@ def test_a_slow_rank_is_told_where_costs_are_fitted() -> None:
 
 
 def test_what_the_loop_takes_for_a_task_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Loop._run
+    run = TaskRunner._run
 
     def slowly(*given: Any) -> None:
         time.sleep(4e-3)
         run(*given)
 
-    monkeypatch.setattr(Loop, "_run", slowly)
+    monkeypatch.setattr(TaskRunner, "_run", slowly)
     assert 4e-3 < measured_task_s() < 40e-3
 
 

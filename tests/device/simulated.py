@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from axrt.loop import Loop
+from axrt.runtime.loop import Loop
 from axrt.transport import envelope, mpi
 from axrt.workers.evaluation import WeightsOnDemand
 

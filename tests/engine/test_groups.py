@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import axrt
-from axrt.loop import Loop, Session
 from axrt.payload import flatten
+from axrt.runtime.post import Post
+from axrt.runtime.session import Session
 from axrt.scheduler.message import Load, Meaning, Message
 from axrt.transport.local import LocalWorld
 
@@ -224,16 +225,16 @@ def test_a_rank_sends_as_much_as_in_one_level_and_between_groups_a_shard_alone(
     """Of P elements, R replicas in groups of N: 2P (R - 1)/R in all without shards, of which 2P/N
     (R/N - 1)/(R/N) go between groups. With shards the last gather is of weights."""
     sent: dict[Meaning, int] = {}
-    post = Loop.post
+    post = Post.post
 
-    def counting(loop: Loop, session: Session, message: Message, payload: Any = None) -> None:
+    def counting(of: Post, session: Session, message: Message, payload: Any = None) -> None:
         of_shards = message.meaning.load in (Load.SHARD, Load.PART_OF_SHARD)
         if of_shards and not session.state.is_here(message):
             size = sum(tensor.numel() for tensor in flatten(payload)[1])
             sent[message.meaning] = sent.get(message.meaning, 0) + size
-        post(loop, session, message, payload)
+        post(of, session, message, payload)
 
-    monkeypatch.setattr(Loop, "post", counting)
+    monkeypatch.setattr(Post, "post", counting)
     data, group, steps, width = 8, 4, 2, 64
     layers = [axrt.LayerSpec(nn.Linear, width, width, bias=False) for _ in range(2)]
     model = axrt.PipelineModule(layers, loss_fn=nn.functional.mse_loss)

@@ -122,9 +122,9 @@ def test_a_new_session_does_not_go_on_waiting() -> None:
     engine = axrt.initialize(
         model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
     )
-    engine._rank.loop._linger.defers(0.0, takes=1.0)
+    engine._rank.loop._tasks.linger.defers(0.0, takes=1.0)
     engine._rank.loop._enter(engine._trainer.training)
-    assert engine._rank.loop._linger.until is None
+    assert engine._rank.loop._tasks.linger.until is None
     engine.close()
 
 

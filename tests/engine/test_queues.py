@@ -7,13 +7,14 @@ from typing import Any, cast
 from axrt.compute import Compute
 from axrt.device import CPU
 from axrt.heartbeat import Silence
-from axrt.loop import Loop, Session
 from axrt.mesh import Mesh
 from axrt.model.seeds import BorrowedGenerator
 from axrt.note import Note, Topic
 from axrt.observe.observer import Observer
 from axrt.queues import Inline
 from axrt.reader import BatchReader
+from axrt.runtime.loop import Loop
+from axrt.runtime.session import Session
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.loop import Loop, Session
 from axrt.payload import flatten
+from axrt.runtime.post import Post
+from axrt.runtime.session import Session
 from axrt.scheduler.message import Load, Message
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -634,12 +635,12 @@ def test_as_many_elements_are_sent_as_without_shards(
 ) -> None:
     """2P(N - 1)/N a rank and step, in parts and in sums or weights."""
     sent: list[int] = []
-    post = Loop.post
+    post = Post.post
 
-    def counting(loop: Loop, session: Session, message: Message, payload: Any = None) -> None:
+    def counting(of: Post, session: Session, message: Message, payload: Any = None) -> None:
         if message.meaning.load is Load.SHARD and not session.state.is_here(message):
             sent.append(sum(tensor.numel() for tensor in flatten(payload)[1]))
-        post(loop, session, message, payload)
+        post(of, session, message, payload)
 
     def rank_main(transport: Transport) -> None:
         layers = [axrt.LayerSpec(nn.Linear, 64, 64, bias=False) for _ in range(4)]
@@ -654,7 +655,7 @@ def test_as_many_elements_are_sent_as_without_shards(
         with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
             engine.train_batch(iter(pairs))
 
-    monkeypatch.setattr(Loop, "post", counting)
+    monkeypatch.setattr(Post, "post", counting)
     LocalWorld(data).run(rank_main)
     assert sum(sent) == data * 2 * (4 * 64 * 64) * (data - 1) // data
 

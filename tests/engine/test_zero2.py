@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.loop import Loop, Session
 from axrt.payload import flatten
+from axrt.runtime.post import Post
+from axrt.runtime.session import Session
 from axrt.scheduler.message import Load, Message
 from axrt.store.bucket import Bucket
 from axrt.transport import Transport
@@ -184,14 +185,14 @@ def test_each_reduction_sends_the_parts_again(
 ) -> None:
     """(k + 1) P (N - 1)/N elements a rank and step: 2P (N - 1)/N with one reduction."""
     sent: list[int] = []
-    post = Loop.post
+    post = Post.post
 
-    def counting(loop: Loop, session: Session, message: Message, payload: Any = None) -> None:
+    def counting(of: Post, session: Session, message: Message, payload: Any = None) -> None:
         if message.meaning.load is Load.SHARD and not session.state.is_here(message):
             sent.append(sum(tensor.numel() for tensor in flatten(payload)[1]))
-        post(loop, session, message, payload)
+        post(of, session, message, payload)
 
-    monkeypatch.setattr(Loop, "post", counting)
+    monkeypatch.setattr(Post, "post", counting)
     LocalWorld(data).run(lambda t: one_step(t, data, reductions, kind))
     assert sum(sent) == data * (reductions + 1) * P * (data - 1) // data
 

@@ -10,8 +10,9 @@ from torch.nn.functional import cross_entropy
 
 import axrt
 from axrt.config import Config
-from axrt.loop import Loop, Session
 from axrt.payload import flatten
+from axrt.runtime.post import Post
+from axrt.runtime.session import Session
 from axrt.scheduler.message import Load, Meaning, Message
 from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.stay_planner import plan_stays
@@ -147,15 +148,15 @@ def test_a_pass_gathers_each_stage_once_and_the_room_saves_some(
     """With a gather a stage and pass 3P (N - 1)/N elements are sent a rank and step. The last stage
     goes from its forwards to its backwards, and with more room others stay, too."""
     sent: dict[Meaning, int] = {}
-    post = Loop.post
+    post = Post.post
 
-    def counting(loop: Loop, session: Session, message: Message, payload: Any = None) -> None:
+    def counting(of: Post, session: Session, message: Message, payload: Any = None) -> None:
         if message.meaning.load is Load.SHARD and not session.state.is_here(message):
             size = sum(tensor.numel() for tensor in flatten(payload)[1])
             sent[message.meaning] = sent.get(message.meaning, 0) + size
-        post(loop, session, message, payload)
+        post(of, session, message, payload)
 
-    monkeypatch.setattr(Loop, "post", counting)
+    monkeypatch.setattr(Post, "post", counting)
     data = 4
     LocalWorld(data).run(lambda t: two_steps(t, data, "in weights", chunks, gathered))
     ranks_and_steps, of_others = 2 * data, data - 1

@@ -1,0 +1,1 @@
+"""The loop of a rank, and what is run on it."""

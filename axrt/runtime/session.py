@@ -1,0 +1,48 @@
+"""A session: one brain with its workers and its reader, which the loop runs."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from axrt.reader import Read
+from axrt.scheduler.state import Lack, RankState
+from axrt.workers.worker import Workers
+
+
+class Reader(Protocol):
+    """The contract of what reads microbatches for a replica."""
+
+    def __call__(self, number: int) -> Read | None:
+        """Read microbatch `number`. Returns messages with their payloads; None: it is not here
+        yet."""
+        ...
+
+    @property
+    def serves(self) -> bool:
+        """Other replicas may want something of this reader."""
+        ...
+
+    def serve(self) -> Read:
+        """Do what other replicas want of this reader. Returns messages with their payloads."""
+        ...
+
+    def lacks(self) -> list[Lack]:
+        """What this reader waits for."""
+        ...
+
+
+@dataclass(slots=True)
+class Session:
+    """One brain with its workers: the training, or an evaluation."""
+
+    # number that tells its parcels from those of other sessions; every rank counts alike
+    generation: int
+    state: RankState  # brain of this rank
+    workers: Workers  # workers that run its tasks
+    reader: Reader  # reader of the replica, which reads microbatches when they are wanted
+    # rank of the job that holds a stage, by pipe and stage; None: this one. The loop fills it
+    # as it sends.
+    ranks: dict[tuple[int, int], int | None] = field(default_factory=dict)
+
+    def waiting_for(self) -> list[Lack]:
+        """What keeps this rank from going on, and which rank owes it."""
+        return [*self.state.waiting_for(), *self.reader.lacks()]
