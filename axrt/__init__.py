@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         SaveError,
         ScratchError,
     )
-    from axrt.loading import load
+    from axrt.generation.loading import load
     from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, defer_weight_gradient, seed_of
     from axrt.results import EvalResult, StepResult
 
@@ -57,7 +57,7 @@ _HOMES = (
     "axrt.errors",
     "axrt.engine",
     "axrt.model",
-    "axrt.loading",
+    "axrt.generation.loading",
     "axrt.results",
 )
 

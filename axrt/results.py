@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from axrt.losses import Losses, mean_loss
+from axrt.runtime.losses import Losses, mean_loss
 
 
 @dataclass(frozen=True, slots=True)

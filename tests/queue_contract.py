@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from axrt.device import CPU
-from axrt.queues import Moment, Queue, wait_for
+from axrt.device.device import CPU
+from axrt.device.queues import Moment, Queue, wait_for
 
 SIZE = 1000
 

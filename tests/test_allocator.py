@@ -14,7 +14,7 @@ import pytest
 # Pieces of 36 MiB: glibc maps what is larger than 32 afresh, whatever was freed before.
 PROGRAM = """
 import resource, sys, torch
-from axrt.allocator import keep_freed_memory
+from axrt.device.allocator import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "keep" else False
 for _ in range(12):
     torch.zeros(9 << 20)
@@ -44,7 +44,7 @@ def test_the_next_piece_of_the_same_size_is_there_already(monkeypatch: pytest.Mo
 
 GIVING_BACK = """
 import psutil, torch
-from axrt.allocator import give_freed_memory_back
+from axrt.device.allocator import give_freed_memory_back
 gives = give_freed_memory_back()
 kept = [torch.ones(1 << 18) for _ in range(64)]
 before = psutil.Process().memory_info().rss

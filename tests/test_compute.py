@@ -6,9 +6,9 @@ from statistics import median
 
 import pytest
 
-from axrt.compute import Compute
-from axrt.device_clock import DeviceClock
-from axrt.queues import Inline, Moment, StreamEvent
+from axrt.device.device_clock import DeviceClock
+from axrt.device.queues import Inline, Moment, StreamEvent
+from axrt.runtime.compute import Compute
 from axrt.scheduler.task import Kind, Task
 
 

@@ -10,7 +10,7 @@ from axrt.checkpoint.folder import folder_at
 from axrt.config import Model, Schedule
 from axrt.config.former import with_present_keys, with_present_names
 from axrt.config.reading import parse_file
-from axrt.mesh import Mesh
+from axrt.world.mesh import Mesh
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -5,8 +5,8 @@ from math import inf
 
 import pytest
 
-from axrt.exchange import Exchange
-from axrt.note import Note, Topic
+from axrt.runtime.exchange import Exchange
+from axrt.transport.note import Note, Topic
 
 
 class Listens:

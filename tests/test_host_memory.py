@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from axrt.host_memory import free_on_host
+from axrt.device.host_memory import free_on_host
 
 
 def written(folder: Path, limit: str, most: str, used: str, now: int) -> None:

@@ -181,7 +181,7 @@ def test_one_page_says_what_has_not_run_on_a_gpu() -> None:
 
 # Files that are read without `scheduler/regular_file.py`, and why.
 READS = {
-    "axrt/host_memory.py": "/proc and control groups",
+    "axrt/device/host_memory.py": "/proc and control groups",
     "axrt/ledger/peak.py": "/proc",
     "offload/numa.py": "/sys",
     "offload/scratch_file.py": "/proc",

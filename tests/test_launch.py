@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from axrt import ConfigError, LaunchError
-from axrt.device import CPU, agreed, identity
-from axrt.launch import Told, check_launcher, check_world, told
-from axrt.mpi_library import check_knows_launcher
-from axrt.survivors import can_survive, in_places
+from axrt.device.device import CPU, agreed, identity
+from axrt.world.launch import Told, check_launcher, check_world, told
+from axrt.world.mpi_library import check_knows_launcher
+from axrt.world.survivors import can_survive, in_places
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_library_that_may_touch_devices_is_asked_by_its_file(tmp_path: Path) -
     source.write_text('extern "C" int MPIX_Query_cuda_support() { return 1; }')
     subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
     script = (
-        "import ctypes, sys; from axrt.mpi_library import is_device_aware;"
+        "import ctypes, sys; from axrt.world.mpi_library import is_device_aware;"
         "before = is_device_aware('cuda'); ctypes.CDLL(sys.argv[1]);"
         "print(before, is_device_aware('cuda'), is_device_aware('cpu'), is_device_aware('xpu'))"
     )

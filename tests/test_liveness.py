@@ -9,11 +9,11 @@ import torch
 
 import axrt
 from axrt.engine import start
-from axrt.heartbeat import Silence
-from axrt.launch import World
-from axrt.liveness import Liveness, Sign
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.world.heartbeat import Silence
+from axrt.world.launch import World
+from axrt.world.liveness import Liveness, Sign
 
 from .engine.reference import configured, random_batches
 

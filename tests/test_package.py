@@ -64,7 +64,7 @@ def test_links_are_files_in_both(built: Path) -> None:
         names = set(of_wheel.namelist())
     with tarfile.open(sdist) as of_sdist:
         links = [one.name for one in of_sdist.getmembers() if one.issym() or one.islnk()]
-    expected = {"axrt/scheduler/simulator.py", "axrt/offload/tier.py", "axrt/py.typed"}
+    expected = {"axrt/scheduler/simulation/simulator.py", "axrt/offload/tier.py", "axrt/py.typed"}
     assert expected | {"axrt/clusters/pretrain.sbatch"} <= names
     assert not [name for name in names if name.startswith(("tests/", "scheduler/"))]
     assert links == []

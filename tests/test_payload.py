@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from axrt.payload import copied, detached, on
+from axrt.transport.payload import copied, detached, on
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import pytest
 
 from axrt import PeerLeftError
-from axrt.heartbeat import Silence
-from axrt.peers import Peers, Place
+from axrt.runtime.peers import Peers, Place
 from axrt.scheduler.state import Coordinates, Lack
 from axrt.scheduler.task import Task
+from axrt.world.heartbeat import Silence
 
 OWED = [
     Lack(Task.parse("B1.3"), "gradient", Coordinates(0, 2)),

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from axrt.device import CPU
-from axrt.queues import Inline
-from axrt.thread_queue import ThreadQueue
+from axrt.device.device import CPU
+from axrt.device.queues import Inline
+from axrt.device.thread_queue import ThreadQueue
 
 from .queue_contract import CHECKS, Keeper
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from axrt.threads import crowding, share_of, threads_of, usable_cores
+from axrt.device.threads import crowding, share_of, threads_of, usable_cores
 
 
 @pytest.mark.parametrize(

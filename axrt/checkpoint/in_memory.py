@@ -35,13 +35,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from axrt.errand import Errand, Steps, run_on
+from axrt.device.queues import NOW
+from axrt.device.thread_queue import ThreadQueue
 from axrt.errors import ConfigError
-from axrt.exchange import Exchange
-from axrt.local_model import LocalModel
-from axrt.note import MAIN, Note, Topic
-from axrt.queues import NOW
-from axrt.thread_queue import ThreadQueue
+from axrt.runtime.errand import Errand, Steps, run_on
+from axrt.runtime.exchange import Exchange
+from axrt.store.local_model import LocalModel
+from axrt.transport.note import MAIN, Note, Topic
 
 from .host_memory import HostMemory, Part
 from .keepers import keepers_of

@@ -9,12 +9,12 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
-from axrt.errand import Errand, Put, Steps, at_once, run_on
+from axrt.device.thread_queue import ThreadQueue
 from axrt.errors import AxrtError, ConfigError, DamagedError, SaveError
-from axrt.exchange import Exchange
-from axrt.local_model import LocalModel
-from axrt.note import MAIN, Note, Topic
-from axrt.thread_queue import ThreadQueue
+from axrt.runtime.errand import Errand, Put, Steps, at_once, run_on
+from axrt.runtime.exchange import Exchange
+from axrt.store.local_model import LocalModel
+from axrt.transport.note import MAIN, Note, Topic
 
 from .durable import sync
 from .folder import (

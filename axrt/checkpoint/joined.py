@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from axrt.errors import AxrtError, ConfigError, DamagedError, SaveError
-from axrt.local_model import LocalModel
+from axrt.store.local_model import LocalModel
 from axrt.store.saved_piece import MASTER, SavedPiece, WholeParameter, wholes_of
 
 from .layers import Live, LiveTensors, checked_file, weights_file, weights_of

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError, DataError
-from axrt.local_model import LocalModel
 from axrt.scheduler.regular_file import MALFORMED, json_of
 from axrt.store.bucket import Bucket
+from axrt.store.local_model import LocalModel
 from axrt.store.state import ParameterState
 
 from .extra_state import encoded, give_back, has_own_loading, is_extra, states_in

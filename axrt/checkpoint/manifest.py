@@ -24,8 +24,8 @@ import torch
 from axrt.config import Config
 from axrt.config.former import with_present_names
 from axrt.errors import ConfigError, DamagedError
-from axrt.loss_scale import MOST
 from axrt.scheduler.regular_file import json_of, read_bytes
+from axrt.store.loss_scale import MOST
 
 from .durable import digest_of, write_durably
 

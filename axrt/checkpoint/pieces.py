@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError
-from axrt.local_model import LocalModel
 from axrt.scheduler.regular_file import MALFORMED, json_of
+from axrt.store.local_model import LocalModel
 from axrt.store.saved_piece import MASTER, SavedPiece, itself
 from axrt.store.state import ParameterState
 

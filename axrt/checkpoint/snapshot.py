@@ -30,13 +30,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from axrt.device import CPU
+from axrt.device.device import CPU
+from axrt.device.queues import NOW, DeviceStream, Moment, Queue, moment_of, wait_for
+from axrt.device.thread_queue import ThreadQueue
 from axrt.offload.arena import Stretch
 from axrt.offload.memory import MemoryArena, aligned
-from axrt.queues import NOW, DeviceStream, Moment, Queue, moment_of, wait_for
 from axrt.store.bucket import Bucket
 from axrt.store.flat import hollow
-from axrt.thread_queue import ThreadQueue
 
 from .layers import Live
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from axrt.device import is_on_host
+from axrt.device.device import is_on_host
 from axrt.errors import AxrtError, DamagedError, DataError
 from axrt.scheduler.regular_file import MALFORMED, json_of, opened
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from axrt.errand import Steps, run_on
+from axrt.device.thread_queue import ThreadQueue
 from axrt.errors import ConfigError, SaveError
-from axrt.exchange import Exchange
-from axrt.note import Note, Topic
+from axrt.runtime.errand import Steps, run_on
+from axrt.runtime.exchange import Exchange
 from axrt.scheduler.regular_file import opened
-from axrt.thread_queue import ThreadQueue
+from axrt.transport.note import Note, Topic
 
 from .durable import digits_of
 from .host_memory import HostMemory, Part

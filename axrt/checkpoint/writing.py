@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from axrt.errand import Put, Steps, at_once, begin_on, run_on
+from axrt.device.queues import Queue
 from axrt.errors import DataError, SaveError
-from axrt.local_model import LocalModel
-from axrt.queues import Queue
-from axrt.shard_exchange import ShardExchange
+from axrt.runtime.errand import Put, Steps, at_once, begin_on, run_on
+from axrt.runtime.shard_exchange import ShardExchange
 from axrt.store.bucket import Bucket
+from axrt.store.local_model import LocalModel
 from axrt.store.saved_piece import SavedPiece, WholeParameter, wholes_of
 from axrt.store.state import ParameterState
 

@@ -133,9 +133,9 @@ def _check_ranks(config: Config, ranks: int) -> None:
     """Check that the model and the schedule fit the ranks of the job, which else would wait in the
     queue to say so. Modules of the user's may be there on the nodes alone, and a job that survives
     losses has spares."""
-    from axrt.default_schedule import settled  # needs torch, and --help does not
-    from axrt.mesh import Mesh
     from axrt.models.registry import model_of
+    from axrt.planning.default_schedule import settled  # needs torch, and --help does not
+    from axrt.world.mesh import Mesh
 
     of = config.parallel
     of_the_user = config.model.factory or is_own(config.schedule.policy)

@@ -9,7 +9,7 @@ from axrt.errors import ConfigError
 from axrt.exit_codes import Exit
 from axrt.observe.perfetto import ENDING, perfetto
 from axrt.observe.picture import draw
-from axrt.scheduler.timeline import Timeline
+from axrt.scheduler.simulation.timeline import Timeline
 
 
 @click.command("draw", short_help="Draw the timeline of a run, or of a simulation.")

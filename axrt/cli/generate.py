@@ -22,14 +22,14 @@ from axrt.data.prepared import tokenizer_name
 from axrt.data.tokenizer import Tokenizer, tokenizer_of
 from axrt.errors import AxrtError, ConfigError, DamagedError, DataError
 from axrt.exit_codes import exit_code_of
-from axrt.generation import Choice, Stage
+from axrt.generation.generation import Choice, Stage
+from axrt.generation.loading import layers_of_rank
+from axrt.generation.pipelined_generation import PipelinedGeneration
 from axrt.hugging_face.text_files import text_ends
-from axrt.launch import MpiWorld, World, join
-from axrt.loading import layers_of_rank
 from axrt.observe.metrics import TOKENIZER, kept_in_run
-from axrt.pipelined_generation import PipelinedGeneration
 from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import MOST_BYTES, read_text
+from axrt.world.launch import MpiWorld, World, join
 
 
 @click.command(short_help="Let a trained model go on from a prompt.")

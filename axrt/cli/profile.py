@@ -15,8 +15,8 @@ from .overrides import with_overrides
 if TYPE_CHECKING:  # --help needs no torch
     from axrt.config import Config
     from axrt.model.module import PipelineModule
-    from axrt.scheduler.comparison import Run
-    from axrt.scheduler.cost_table import CostTable
+    from axrt.scheduler.simulation.comparison import Run
+    from axrt.scheduler.simulation.cost_table import CostTable
 
 
 _SLOW = 1.5  # ranks of small layers differ by less on a busy machine
@@ -84,12 +84,12 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
     from axrt.cli.task_cost import measured_task_s
     from axrt.config import Parallel
     from axrt.errors import ConfigError
-    from axrt.known_costs import measured_edge, measured_layers, settings_of
-    from axrt.launch import join
     from axrt.models.registry import model_of
-    from axrt.rank import Rank
-    from axrt.scheduler.cost_table import CostTable
-    from axrt.scheduler.simulator import Edge
+    from axrt.planning.known_costs import measured_edge, measured_layers, settings_of
+    from axrt.runtime.rank import Rank
+    from axrt.scheduler.simulation.cost_table import CostTable
+    from axrt.scheduler.simulation.simulator import Edge
+    from axrt.world.launch import join
 
     from .sample import sample_of
 
@@ -123,7 +123,7 @@ def _run_like(config: "Config", like: Path) -> "Run":
         ValueError: it has no timeline, or is of other settings.
     """
     from axrt.config import Config
-    from axrt.scheduler.comparison import Run
+    from axrt.scheduler.simulation.comparison import Run
 
     run, samples = Run.read(like), config.schedule.microbatch_size
     if run.microbatch_size not in (0, samples):
@@ -140,9 +140,9 @@ def _run_like(config: "Config", like: Path) -> "Run":
 def _fitted(
     config: "Config", model: "PipelineModule", table: "CostTable", run: "Run"
 ) -> "CostTable":
-    from axrt.scheduler.cost_table import CostTable
-    from axrt.scheduler.fit import fit_costs
-    from axrt.scheduler.fit_layers import fitted, slowness
+    from axrt.scheduler.simulation.cost_table import CostTable
+    from axrt.scheduler.simulation.fit import fit_costs
+    from axrt.scheduler.simulation.fit_layers import fitted, slowness
 
     samples, where = config.schedule.microbatch_size, run.job.placement
     cuts = run.job.cuts or model.boundaries(where.stages, config.parallel.partition, where.held)

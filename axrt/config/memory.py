@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from axrt.scheduler.recompute import most_recomputed
+from axrt.scheduler.planning.recompute import most_recomputed
 
 from .section import Section, key
 

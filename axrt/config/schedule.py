@@ -8,7 +8,7 @@ from axrt.scheduler.policies import FIXED, NAMES, is_own, policy_by_name
 
 from .section import Section, key
 
-AUTO = "auto"  # measured and simulated at the start, see axrt.autoschedule
+AUTO = "auto"  # measured and simulated at the start, see axrt.planning.autoschedule
 # With no policy named, the first that the model can be cut for, of those on the placement that is
 # asked for. Measured: docs/performance.md.
 DEFAULTS = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from axrt.errors import DataError
-from axrt.losses import IGNORED
+from axrt.runtime.losses import IGNORED
 
 from .row import Row
 from .shuffle import Shuffle

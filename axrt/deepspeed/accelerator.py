@@ -4,8 +4,8 @@ from typing import NoReturn
 
 import torch
 
-from axrt.device import choose
-from axrt.launch import told
+from axrt.device.device import choose
+from axrt.world.launch import told
 
 
 class _Accelerator:

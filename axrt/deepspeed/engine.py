@@ -12,8 +12,8 @@ from torch import Tensor
 
 from axrt.engine import Engine
 from axrt.errors import AxrtError, ConfigError
-from axrt.launch import World
 from axrt.results import StepResult
+from axrt.world.launch import World
 
 from .grid import Grid
 from .learning_rate import LearningRates

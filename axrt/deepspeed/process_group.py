@@ -6,7 +6,7 @@ import socket
 
 import torch.distributed as dist
 
-from axrt.launch import MpiWorld, World, join
+from axrt.world.launch import MpiWorld, World, join
 
 
 def init_distributed(dist_backend: str | None = None, *others: object, **keywords: object) -> None:

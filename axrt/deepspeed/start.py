@@ -13,9 +13,9 @@ from axrt.config import Config
 from axrt.engine import Engine
 from axrt.engine import initialize as axrt_initialize
 from axrt.errors import ConfigError
-from axrt.launch import World, join
 from axrt.scheduler.plural import plural
 from axrt.store.bucket_settings import OptimizerFactory, constant
+from axrt.world.launch import World, join
 
 from .engine import PipelineEngine
 from .learning_rate import LearningRates, learning_rate

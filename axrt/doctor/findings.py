@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from axrt.device.threads import share_of, threads_of
 from axrt.errors import LaunchError
-from axrt.launch import check_world
 from axrt.scheduler.plural import plural
-from axrt.threads import share_of, threads_of
+from axrt.world.launch import check_world
 
 from .facts import Facts
 from .links import Link

@@ -12,20 +12,20 @@ from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.keepers import host_name
 from axrt.config import Config
 from axrt.errors import DataError, EmptyEvaluationError, ModelError
-from axrt.exchange import Collected
-from axrt.launch import World
 from axrt.ledger.ledger import Tier
 from axrt.ledger.measured import in_scratch
 from axrt.model.compiler import Compiler
 from axrt.model.given import GivenElsewhere
-from axrt.note import MAIN, Note, Topic
 from axrt.observe.observer import Observer
-from axrt.one_call import OneCall, one_at_a_time
-from axrt.rank import Rank
+from axrt.planning.schedule import described
 from axrt.results import EvalResult, StepResult
-from axrt.schedule import described
-from axrt.scheduler.timeline import Timeline
+from axrt.runtime.exchange import Collected
+from axrt.runtime.one_call import OneCall, one_at_a_time
+from axrt.runtime.rank import Rank
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.transport import Transport
+from axrt.transport.note import MAIN, Note, Topic
+from axrt.world.launch import World
 
 from .guard import CallGuard
 from .info import EngineInfo

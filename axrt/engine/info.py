@@ -3,11 +3,11 @@
 import torch
 
 from axrt.config import Schedule
-from axrt.launch import World
-from axrt.local_model import LocalModel
-from axrt.rank import Rank
+from axrt.runtime.rank import Rank
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import AlongPlan
+from axrt.store.local_model import LocalModel
+from axrt.world.launch import World
 
 
 class EngineInfo:

@@ -16,33 +16,33 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from axrt.autoschedule import resolve
 from axrt.checkpoint.layers import check_savable
 from axrt.config import Config, Schedule
-from axrt.given_weights import share_given_weights
-from axrt.groups import neighbours
 from axrt.ledger.advice import check_fits
 from axrt.ledger.peak import Peak
 from axrt.ledger.prediction import Predictor
-from axrt.local_model import LocalModel, local_model
 from axrt.model.compiler import Compiler
 from axrt.model.hidden import check_loss_stays_with_its_stage
 from axrt.model.layers import TiedLayerSpec, name_of
 from axrt.model.module import PipelineModule
-from axrt.precompile import precompile
-from axrt.preflight import (
+from axrt.model.precompile import precompile
+from axrt.model.preflight import (
     check_kept,
     check_optimizers,
     check_tied,
     checked_sample,
     digests_of_tied,
 )
-from axrt.rank import Rank
+from axrt.planning.autoschedule import resolve
+from axrt.runtime.given_weights import share_given_weights
+from axrt.runtime.groups import neighbours
+from axrt.runtime.rank import Rank
+from axrt.runtime.shard_exchange import ShardExchange
+from axrt.runtime.trainer import Trainer, Wait
 from axrt.scheduler.job import Job
-from axrt.shard_exchange import ShardExchange
 from axrt.store.bucket_settings import LrSchedule, OptimizerFactory
+from axrt.store.local_model import LocalModel, local_model
 from axrt.store.scratch import scratch_tier
-from axrt.trainer import Trainer, Wait
 
 
 class Given(NamedTuple):

@@ -11,8 +11,8 @@ from axrt.checkpoint.manifest import Manifest
 from axrt.checkpoint.pieces import cut_of
 from axrt.checkpoint.snapshot import Snapshot, SnapshotArena
 from axrt.checkpoint.writing import Records, keep_layers, save_layers, save_shards
-from axrt.errand import Put, Steps
 from axrt.errors import SaveError
+from axrt.runtime.errand import Put, Steps
 
 from .parts import EngineParts
 

@@ -6,23 +6,23 @@ from pathlib import Path
 from typing import Any, Never
 
 from axrt.config import Config
-from axrt.device import CPU, choose
+from axrt.device.device import CPU, choose
 from axrt.errors import ConfigError
-from axrt.launch import World, join
 from axrt.model.module import PipelineModule
-from axrt.observe.observer import Observer
-from axrt.preflight import (
+from axrt.model.preflight import (
     as_failure,
     check_arguments,
     check_backend,
     check_use,
     refuse_in_a_worker,
 )
-from axrt.schedule import digest_of_order
+from axrt.observe.observer import Observer
+from axrt.planning.schedule import digest_of_order
 from axrt.store.bucket_settings import LrSchedule, OptimizerFactory, constant
 from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
 from axrt.transport import Transport
+from axrt.world.launch import World, join
 
 from .engine import Engine
 from .parts import Given

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from axrt.config import Config
-from axrt.device import CPU
+from axrt.device.device import CPU
 from axrt.model.deferral import Linear, may_wait
 from axrt.model.layer_runs import RunSettings
 from axrt.model.module import LossFunction
@@ -25,8 +25,8 @@ from axrt.model.per_layer import shapes
 from axrt.model.precision import NarrowLayers, Types, types_of, types_on_device
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
-from axrt.payload import flatten, unflatten
 from axrt.scheduler.job import Job
+from axrt.transport.payload import flatten, unflatten
 
 from .parameters import num_bytes
 from .skeleton import Skeletons, like

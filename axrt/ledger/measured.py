@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from axrt.local_model import LocalModel
 from axrt.offload.tier import HostTier
 from axrt.store.flat import is_hollow
+from axrt.store.local_model import LocalModel
 from axrt.store.slots import Slots
 
 from .ledger import IN_SCRATCH, Entry, Ledger, Purpose, Tier

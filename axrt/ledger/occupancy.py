@@ -13,9 +13,9 @@ from typing import NamedTuple
 from axrt.offload.arena import PAGE_BYTES
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import Fixed
-from axrt.scheduler.simulator import Costs, simulate
+from axrt.scheduler.simulation.simulator import Costs, simulate
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Kind
-from axrt.scheduler.timeline import Timeline
 
 from .activations import StashBytes
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from axrt.device import allocated, most_allocated
+from axrt.device.device import allocated, most_allocated
 
 _STATUS = Path("/proc/self/status")
 

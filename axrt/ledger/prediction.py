@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 
 from axrt.config import AUTO, Config, Schedule
-from axrt.default_schedule import settled
-from axrt.mesh import Mesh
 from axrt.model.module import PipelineModule
+from axrt.planning.default_schedule import settled
 from axrt.scheduler.job import Job
 from axrt.store.assign import BucketSpec
 from axrt.store.bucket_settings import OptimizerFactory
 from axrt.store.probe import Probed, probed
+from axrt.world.mesh import Mesh
 
 from .activations import Stashes
 from .ledger import Entry, Ledger, Purpose, Tier, Unit

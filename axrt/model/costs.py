@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from axrt.device import synchronize
-from axrt.payload import flatten
-from axrt.scheduler.cost_table import LayerCosts
+from axrt.device.device import synchronize
+from axrt.scheduler.simulation.cost_table import LayerCosts
+from axrt.transport.payload import flatten
 
 from .compiler import Compiler
 from .layers import name_of, num_parameters

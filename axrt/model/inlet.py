@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from axrt.errors import ModelError
-from axrt.payload import flatten, unflatten
+from axrt.transport.payload import flatten, unflatten
 
 Gradients = tuple[Tensor | None, ...]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from axrt.payload import flatten
+from axrt.transport.payload import flatten
 
 from .inlet import Gradients
 from .saved import SavedTensors

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from axrt.errors import ConfigError
-from axrt.scheduler.balance import Stages, balanced, evened
+from axrt.scheduler.planning.balance import Stages, balanced, evened
 from axrt.scheduler.plural import plural
 
 from .layers import Layer, counted, name_of, num_multiplied, num_parameters

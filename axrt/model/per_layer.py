@@ -8,9 +8,9 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from axrt.payload import copied, flatten, on
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
+from axrt.transport.payload import copied, flatten, on
 
 from .compiler import Compiler
 from .layer_runs import RunSettings

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from axrt.config import Precision
 from axrt.errors import ConfigError
-from axrt.payload import flatten, unflatten
+from axrt.transport.payload import flatten, unflatten
 
 _TYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Place = tuple[int, int, tuple[int, ...]]  # memory, where it begins there, and shape

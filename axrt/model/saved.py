@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from axrt.device import is_on_host
-from axrt.queues import current_stream
+from axrt.device.device import is_on_host
+from axrt.device.queues import current_stream
 from axrt.store.flat import hollow
 
 ALIGNMENT = 64  # bytes, as torch's own memory has: the bits of a product may depend on that

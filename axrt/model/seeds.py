@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from axrt.device import generators
+from axrt.device.device import generators
 
 T = TypeVar("T")
 _INITIALISATION = -1  # takes the place of the step

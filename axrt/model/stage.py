@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from axrt.errors import NonFiniteLossError
-from axrt.payload import copied, flatten, unflatten
+from axrt.transport.payload import copied, flatten, unflatten
 
 from .buffers import Remembered, buffers_in_place_of, recall, remembered_buffers
 from .deferral import Deferral, with_deferral, without_deferral

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from axrt.config import Config, Model
-from axrt.losses import IGNORED
 from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec
+from axrt.runtime.losses import IGNORED
 
 from .attention import Attention, Remembers
 from .feed_forward import FeedForward

@@ -10,8 +10,8 @@ from typing import Any
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.model import PipelineModule
+from axrt.model.preflight import exit_refused
 from axrt.models.gpt import gpt
-from axrt.preflight import exit_refused
 
 
 def model_of(config: Config) -> PipelineModule:

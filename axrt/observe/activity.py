@@ -4,8 +4,8 @@ another thread: a task costs no call for that."""
 import time
 from dataclasses import dataclass, field
 
-from axrt.note import News
 from axrt.scheduler.task import Task
+from axrt.transport.note import News
 
 
 # Observers of waits do not hear of tasks. Inspection, diagnosis, idle shares and the heartbeat were

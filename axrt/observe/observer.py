@@ -4,8 +4,8 @@ may change what happens."""
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from axrt.note import News
 from axrt.scheduler.task import Task
+from axrt.transport.note import News
 
 
 class Wait(NamedTuple):

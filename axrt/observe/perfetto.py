@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from axrt.errors import ConfigError
+from axrt.scheduler.simulation.timeline import Span, Timeline
 from axrt.scheduler.task import AnyKind, Kind
-from axrt.scheduler.timeline import Span, Timeline
 
 ENDING = ".perfetto-trace"
 _SEQUENCE = 1  # whatever writes packets has a number

@@ -13,9 +13,9 @@ from itertools import groupby
 from math import floor, log10
 from statistics import median
 
+from axrt.scheduler.simulation.timeline import Pause, Span, Timeline
 from axrt.scheduler.state import COPIES, END, INPUT, ROOM
 from axrt.scheduler.task import AnyKind, Kind
-from axrt.scheduler.timeline import Pause, Span, Timeline
 
 _escape = partial(escape, quote=False)
 _ROW, _LANE, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 11, 12, 8, 64, 10, 44

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from axrt.note import News
-from axrt.payload import flatten
 from axrt.scheduler.message import Message
+from axrt.scheduler.simulation.timeline import Delivery, Pause, Span
 from axrt.scheduler.task import Task
-from axrt.scheduler.timeline import Delivery, Pause, Span
+from axrt.transport.note import News
+from axrt.transport.payload import flatten
 
 from .observer import Observer, Wait
 

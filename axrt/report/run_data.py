@@ -17,9 +17,9 @@ from axrt.observe.json_lines import (
 from axrt.observe.metrics import MEMORY, METRICS, METRICS_LINE, STARTS, is_run
 from axrt.observe.origin import START
 from axrt.restarts.history import LAUNCH, LAUNCHES
-from axrt.scheduler.comparison import Run, compared
 from axrt.scheduler.regular_file import read_text, toml_of
-from axrt.scheduler.timeline import Timeline
+from axrt.scheduler.simulation.comparison import Run, compared
+from axrt.scheduler.simulation.timeline import Timeline
 
 _OF_MEMORY: Fits = {
     "predicted": lambda value: isinstance(value, list) and all(map(_is_prediction, value)),

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from axrt.config import AUTO, Config
-from axrt.default_schedule import settled
 from axrt.errors import ConfigError
-from axrt.mesh import Mesh
 from axrt.models.registry import model_of
-from axrt.scheduler.simulator import Costs, Work, simulate
+from axrt.planning.default_schedule import settled
+from axrt.scheduler.simulation.simulator import Costs, Work, simulate
+from axrt.world.mesh import Mesh
 
 _STEPS = 2
 

@@ -23,19 +23,19 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from axrt.compute import Compute
-from axrt.errand import Errand
-from axrt.heartbeat import Silence
-from axrt.mesh import Mesh
-from axrt.note import Note, Topic
 from axrt.observe.activity import Activity
 from axrt.observe.observer import Audience, Observer, Wait
-from axrt.peers import Peers
 from axrt.scheduler.rules import OnDevice, Queue
 from axrt.scheduler.state import INPUT
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
+from axrt.transport.note import Note, Topic
+from axrt.world.heartbeat import Silence
+from axrt.world.mesh import Mesh
 
+from .compute import Compute
+from .errand import Errand
+from .peers import Peers
 from .post import Hear, Post
 from .session import Session
 from .task_runner import TaskRunner

@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from axrt.mesh import Mesh
-from axrt.note import Note, Topic
+from axrt.device.queues import NOW, Moment, moment_of
 from axrt.observe.observer import Audience
-from axrt.payload import flatten
-from axrt.peers import Peers, Place
-from axrt.queues import NOW, Moment, moment_of
 from axrt.scheduler.message import Message
 from axrt.transport import Parcel, Transport
+from axrt.transport.note import Note, Topic
+from axrt.transport.payload import flatten
+from axrt.world.mesh import Mesh
 
+from .peers import Peers, Place
 from .session import Session
 from .waiting import Waiting
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from axrt.reader import Read
 from axrt.scheduler.state import Lack, RankState
 from axrt.workers.worker import Workers
+
+from .reader import Read
 
 
 class Reader(Protocol):

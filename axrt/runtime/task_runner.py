@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from axrt.compute import Compute
 from axrt.observe.observer import Audience
 from axrt.scheduler.linger import LINGER, Linger
 from axrt.scheduler.message import Message
@@ -12,6 +11,7 @@ from axrt.scheduler.rules import OnDevice, Queue
 from axrt.scheduler.task import Task
 from axrt.workers.worker import Made
 
+from .compute import Compute
 from .post import Post
 from .session import Session
 from .waiting import Waiting

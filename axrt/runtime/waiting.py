@@ -4,7 +4,8 @@ import time
 
 from axrt.observe.activity import Activity
 from axrt.observe.observer import Audience, Wait
-from axrt.peers import Peers
+
+from .peers import Peers
 
 
 # Asked for by an attribute first, `activity.waits`: a call for each task would be seen.

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from axrt.device import is_on_host
-from axrt.queues import current_stream
+from axrt.device.device import is_on_host
+from axrt.device.queues import current_stream
 
 _ALIGNMENT_BYTES = 64
 

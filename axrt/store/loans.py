@@ -3,7 +3,7 @@ that is copied beside the step."""
 
 from collections.abc import Callable
 
-from axrt.queues import Moment, go_after
+from axrt.device.queues import Moment, go_after
 
 
 class Loans:

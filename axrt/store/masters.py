@@ -32,7 +32,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from axrt.device import CPU
+from axrt.device.device import CPU
 from axrt.errors import ModelError
 
 from .flat import FlatBuffer, Layout, adopt, are_nan, by_key, fingerprint, hollow

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from axrt.device import is_on_host
+from axrt.device.device import is_on_host
 
 # places of parameters in the model, int64; the norms of their gradients; each shape (number,)
 Norms = tuple[Tensor, Tensor]

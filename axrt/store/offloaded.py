@@ -38,7 +38,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from axrt.device import CPU
+from axrt.device.device import CPU
 from axrt.errors import ModelError
 from axrt.offload.arena import PAGE_BYTES, Stretch
 from axrt.offload.memory import aligned

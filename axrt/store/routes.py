@@ -28,8 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from axrt.device.queues import moment_of, wait_for
 from axrt.errors import AxrtError
-from axrt.queues import moment_of, wait_for
 
 from .flat import adopt, can_be_flat
 from .gradient import Gradient

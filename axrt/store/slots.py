@@ -10,10 +10,10 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from axrt.device.queues import moment_of, wait_for
 from axrt.offload.arena import Stretch
 from axrt.offload.memory import MemoryArena
 from axrt.offload.tier import Tier
-from axrt.queues import moment_of, wait_for
 
 
 class Slots:

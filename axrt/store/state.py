@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from axrt.device import CPU
+from axrt.device.device import CPU
 from axrt.errors import DataError
 from axrt.scheduler.plural import plural
 

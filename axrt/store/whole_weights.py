@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from axrt.device import CPU
+from axrt.device.device import CPU
+from axrt.device.queues import moment_of, wait_for
 from axrt.errors import ModelError
-from axrt.queues import moment_of, wait_for
 
 from .flat import FlatBuffer, fingerprint, is_other
 from .master_group import MasterGroup, shards_of

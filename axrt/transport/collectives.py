@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axrt.device import CPU
+from axrt.device.device import CPU
+from axrt.device.queues import DeviceStream, Inline, Moment, Queue, wait_for
+from axrt.device.thread_queue import ThreadQueue
 from axrt.errors import LaunchError, PeerLostError
-from axrt.queues import DeviceStream, Inline, Moment, Queue, wait_for
-from axrt.thread_queue import ThreadQueue
 
 _START = timedelta(seconds=300)
 # A rank may come late by as long as a task of its takes; who has died is for the loop to find.

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from axrt.device import CPU
-from axrt.note import Note, Topic
-from axrt.payload import ONLY, flatten, unflatten
+from axrt.device.device import CPU
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Vocabulary
 
 from .landing import Landings, fits
+from .note import Note, Topic
+from .payload import ONLY, flatten, unflatten
 from .transport import Parcel
 from .wire import Layout, Spec, dense, describe, read_description
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from axrt.device import is_on_host
-from axrt.note import News
+from axrt.device.device import is_on_host
 
+from .note import News
 from .wire import Layout
 
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from axrt.note import News
-from axrt.queues import Moment
+from axrt.device.queues import Moment
 from axrt.scheduler.message import Load, Message
 
 from .collectives import CollectiveQueue, LibraryCollectives, LibraryGroup
+from .note import News
 from .staging import staging_for
 
 

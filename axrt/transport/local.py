@@ -24,16 +24,16 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from axrt.device import CPU
+from axrt.device.device import CPU
+from axrt.device.queues import NOW, Moment, moment_of, wait_on_device
 from axrt.errors import PeerLostError
-from axrt.note import Topic
-from axrt.queues import NOW, Moment, moment_of, wait_on_device
 from axrt.scheduler.task import Vocabulary
 
 from .collectives import Collectives
 from .envelope import is_large, open_envelope, pack, seal
 from .landing import Landings
 from .local_collectives import LocalCollectives, Meeting
+from .note import Topic
 from .transport import Parcel, share_memory
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from axrt.queues import Moment
+from axrt.device.queues import Moment
 
 from .collectives import Group
 

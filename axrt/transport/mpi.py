@@ -23,14 +23,14 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from axrt.device.queues import NOW, Moment, wait_for
 from axrt.errors import PeerLostError
-from axrt.note import News
-from axrt.queues import NOW, Moment, wait_for
 
 from .collectives import LibraryCollectives
 from .envelope import BY_LINE, BY_MPI, Arriving, is_by_line, is_large, open_envelope, seal
 from .landing import Landings
 from .lines import Lines
+from .note import News
 from .progress import Progress
 from .single_copy import single_copy_peers
 from .staging import InPlace, Leaving, Staging

@@ -15,11 +15,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from axrt.device import CPU, is_on_host
-from axrt.payload import flatten
-from axrt.queues import NOW, DeviceStream, Moment, current_stream
+from axrt.device.device import CPU, is_on_host
+from axrt.device.queues import NOW, DeviceStream, Moment, current_stream
 
 from .envelope import is_large, pack
+from .payload import flatten
 from .transport import Parcel
 from .wire import Layout
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from axrt.note import News
-from axrt.queues import NOW, Moment
+from axrt.device.queues import NOW, Moment
 
 from .collectives import Collectives
+from .note import News
 
 
 class Parcel(NamedTuple):

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from axrt.errors import OutputTypeError
-from axrt.payload import ONLY, Slot
+
+from .payload import ONLY, Slot
 
 # Quantized types keep a scale beside their numbers, and torch has no copies of integers of less
 # than a byte.

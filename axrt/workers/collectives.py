@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from axrt.device import is_on_host
-from axrt.queues import current_stream
+from axrt.device.device import is_on_host
+from axrt.device.queues import current_stream
 from axrt.scheduler.bucket import Copies
 from axrt.scheduler.message import Meaning, Message, numbers_of
 from axrt.scheduler.task import Kind, Task

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from axrt.losses import Losses
 from axrt.model.stage import Stage
+from axrt.runtime.losses import Losses
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import Kind, Task

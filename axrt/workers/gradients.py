@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from axrt.device import is_on_host
+from axrt.device.device import is_on_host
 from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.task import Kind, Task

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from axrt.losses import Losses, check_all_weighted_or_none
 from axrt.model.stage import check_finite
+from axrt.runtime.losses import Losses, check_all_weighted_or_none
 
 
 class LossReader:

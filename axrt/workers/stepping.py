@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from axrt.loss_scale import LossScale
-from axrt.losses import Losses, mean_loss, total_weight
+from axrt.runtime.losses import Losses, mean_loss, total_weight
 from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
+from axrt.store.loss_scale import LossScale
 from axrt.store.norms import Norms, clip_factor, joined, total_norm
 
 from .worker import Made, Mail, Worker, nothing

@@ -14,8 +14,8 @@ import click
 import torch
 from torch import Tensor, nn
 
-from axrt.allocator import keep_freed_memory
 from axrt.config import Model
+from axrt.device.allocator import keep_freed_memory
 from axrt.model.deferral import Deferral, with_deferral
 from axrt.models.gpt import Block
 

@@ -19,10 +19,10 @@ import transformers
 from click.testing import CliRunner
 
 from axrt.cli import main as axrt
-from axrt.generation import Choice, Stage
-from axrt.launch import MpiWorld, World, join
-from axrt.loading import layers_of_rank
-from axrt.pipelined_generation import PipelinedGeneration
+from axrt.generation.generation import Choice, Stage
+from axrt.generation.loading import layers_of_rank
+from axrt.generation.pipelined_generation import PipelinedGeneration
+from axrt.world.launch import MpiWorld, World, join
 
 _LIKELIEST = Choice(0.0)
 

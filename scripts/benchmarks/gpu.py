@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 import axrt
-from axrt.device import accelerator, names
+from axrt.device.device import accelerator, names
 from axrt.models.gpt import gpt
 
 PARTS = ("tests", "product", "training")
@@ -42,7 +42,7 @@ _WARM = 2
 _IS_DEVICE_AWARE = """
 import sys
 from mpi4py import MPI
-from axrt.mpi_library import is_device_aware
+from axrt.world.mpi_library import is_device_aware
 print(is_device_aware(sys.argv[1]))
 """
 

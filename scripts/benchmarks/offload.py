@@ -31,7 +31,7 @@ import torch
 from capped import GIVES_BACK, Copy, Found, Group, Trial
 from xxhash import xxh3_64_intdigest
 
-from axrt.device import CPU
+from axrt.device.device import CPU
 from axrt.offload.arena import PAGE_BYTES, Stretch
 from axrt.offload.memory import MemoryArena
 

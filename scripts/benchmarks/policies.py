@@ -17,8 +17,8 @@ from mpi4py import MPI
 from torch import Tensor
 
 import axrt
-from axrt.allocator import keep_freed_memory
 from axrt.config import Config
+from axrt.device.allocator import keep_freed_memory
 from axrt.errors import ConfigError
 from axrt.models.gpt import gpt
 from axrt.scheduler.policies import NAMES

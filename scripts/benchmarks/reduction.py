@@ -36,9 +36,9 @@ import torch
 from torch import Tensor, nn
 
 import axrt
-from axrt.allocator import keep_freed_memory
-from axrt.queues import wait_for
-from axrt.scheduler.shards import usual_group
+from axrt.device.allocator import keep_freed_memory
+from axrt.device.queues import wait_for
+from axrt.scheduler.planning.shards import usual_group
 from axrt.transport.collectives import LibraryCollectives
 from axrt.transport.local import LocalWorld
 

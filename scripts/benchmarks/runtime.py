@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 import axrt
-from axrt.note import News
 from axrt.observe.observer import Observer
 from axrt.scheduler.task import Task
+from axrt.transport.note import News
 
 ROOT = Path(__file__).resolve().parents[2]
 MICROBATCHES, STEPS = 256, 20

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import click
 
 from axrt.scheduler.job import Job
-from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.plan_choice import job_along_plan
-from axrt.scheduler.planner import PLACEMENTS, Effort, World, planned, worlds
+from axrt.scheduler.planning.longest import Kept
+from axrt.scheduler.planning.plan_choice import job_along_plan
+from axrt.scheduler.planning.planner import PLACEMENTS, Effort, World, planned, worlds
+from axrt.scheduler.planning.recompute import recomputed_shares
 from axrt.scheduler.policies import Fixed
-from axrt.scheduler.recompute import recomputed_shares
-from axrt.scheduler.schedules import Option, build_schedule, options
-from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
-from axrt.scheduler.timeline import Timeline
+from axrt.scheduler.simulation.schedules import Option, build_schedule, options
+from axrt.scheduler.simulation.simulator import Costs, Edge, Work, order_of, simulate
+from axrt.scheduler.simulation.timeline import Timeline
 
 POLICIES = (
     *(

@@ -4,7 +4,6 @@ A site's rank is a digest of the seed and of its key, and each folder gives the 
 ranks. So a change of other code moves no site in or out, but for the few at a folder's quota.
 """
 
-import fnmatch
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,6 @@ from .site import Site
 from .sites import sites_of
 
 AT_LEAST = 10  # of each folder
-RUNTIME = "axrt"  # the files that stand flat in axrt/, without those that follow
-# They read a configuration, plan, or start: their faults are those of another measurement.
-NOT_RUNTIME = (
-    *("__*__", "autoschedule", "default_*", "exit_codes", "flops"),
-    *("generation", "known_costs", "launch", "model_job", "mpi_library", "one_call", "plan_*"),
-    *("pipelined_generation", "precompile", "preflight"),
-    *("schedule", "step_*"),
-)
 FOLDERS = (
     "scheduler",
     "axrt/store",
@@ -29,18 +20,14 @@ FOLDERS = (
     "axrt/checkpoint",
     "axrt/model",
     "axrt/data",
-    RUNTIME,
+    "axrt/engine",
+    "axrt/runtime",
+    "axrt/device",
 )
 
 
 def files_of(root: Path, folder: str) -> list[Path]:
-    if folder != RUNTIME:
-        return sorted((root / folder).rglob("*.py"))
-    return sorted(
-        path
-        for path in (root / folder).glob("*.py")
-        if not any(fnmatch.fnmatch(path.stem, name) for name in NOT_RUNTIME)
-    )
+    return sorted((root / folder).rglob("*.py"))
 
 
 def all_sites(root: Path, folders: Iterable[str] = FOLDERS) -> dict[str, list[Site]]:

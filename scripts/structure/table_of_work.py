@@ -16,9 +16,9 @@ import click
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.placement import placement_by_name
+from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.rules import Row, StageHere, features_of
-from axrt.scheduler.shards import with_shards
 from axrt.scheduler.stash import least_rooms
 from axrt.scheduler.task import AnyKind, Counts, Task
 

@@ -50,9 +50,9 @@ from axrt.observe.origin import processes_of
 from axrt.report.page import page_of
 from axrt.report.run_data import RunData
 from axrt.restarts.hosts import read_hosts
-from axrt.scheduler.cost_table import CostTable, LayerCosts
-from axrt.scheduler.schedules import build_schedule
-from axrt.scheduler.timeline import Timeline
+from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.schedules import build_schedule
+from axrt.scheduler.simulation.timeline import Timeline
 
 from .files import CHECKPOINT, inside, prepare
 

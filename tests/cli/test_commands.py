@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from axrt.cli import main
-from axrt.scheduler.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
 
 from .test_train import axrt, in_a_directory
 

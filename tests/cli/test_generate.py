@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from axrt.cli import main
 from axrt.data.tokenizer import ByteTokenizer
 from axrt.errors import ConfigError
-from axrt.generation import Choice, Stage
-from axrt.loading import layers_of_rank
+from axrt.generation.generation import Choice, Stage
+from axrt.generation.loading import layers_of_rank
 
 from ..models.writing import written
 from .test_train import axrt, environment, in_a_directory

@@ -12,12 +12,12 @@ from axrt.cli import main
 from axrt.cli.profile import _told_slow
 from axrt.cli.task_cost import measured_task_s
 from axrt.runtime.task_runner import TaskRunner
-from axrt.scheduler.comparison import Run
-from axrt.scheduler.cost_table import CostTable, LayerCosts
-from axrt.scheduler.fit import fit_costs
-from axrt.scheduler.fit_layers import slowness
 from axrt.scheduler.placement import Linear
-from axrt.scheduler.simulator import Costs, Edge, Work
+from axrt.scheduler.simulation.comparison import Run
+from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.fit import fit_costs
+from axrt.scheduler.simulation.fit_layers import slowness
+from axrt.scheduler.simulation.simulator import Costs, Edge, Work
 
 from .test_train import TINY
 

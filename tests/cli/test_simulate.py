@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 from axrt.cli import main
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear, Vee
+from axrt.scheduler.planning.recompute import recomputed_shares
+from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.policies import NAMES, policy_by_name
-from axrt.scheduler.recompute import recomputed_shares
-from axrt.scheduler.schedules import build_schedule
-from axrt.scheduler.shards import with_shards
-from axrt.scheduler.simulator import Costs, Edge, Work
-from axrt.scheduler.simulator import simulate as simulated
+from axrt.scheduler.simulation.schedules import build_schedule
+from axrt.scheduler.simulation.simulator import Costs, Edge, Work
+from axrt.scheduler.simulation.simulator import simulate as simulated
 from axrt.scheduler.task import AnyKind, Kind
 
 

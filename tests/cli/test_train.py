@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from axrt.cli import main
 from axrt.config import Config
 from axrt.models.registry import model_of
-from axrt.schedule import few_microbatches
+from axrt.planning.schedule import few_microbatches
 
 from ..mpi.mpirun import ROOT
 from ..mpi.mpirun import environment as environment_of_ranks

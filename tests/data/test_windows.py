@@ -10,7 +10,7 @@ from axrt import DataError
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
 from axrt.data.windows import Windows
-from axrt.losses import IGNORED
+from axrt.runtime.losses import IGNORED
 
 TOKENS = np.arange(200, dtype=np.uint8)
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import axrt
-from axrt.compute import compute_on
-from axrt.device import CPU
-from axrt.handover import Handover
-from axrt.queues import DeviceStream, Inline, current_stream, moment_of
-from axrt.thread_queue import ThreadQueue
+from axrt.device.device import CPU
+from axrt.device.queues import DeviceStream, Inline, current_stream, moment_of
+from axrt.device.thread_queue import ThreadQueue
+from axrt.runtime.compute import compute_on
+from axrt.runtime.handover import Handover
 from axrt.transport.local import LocalTransport, LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Leaving, Pinned, PinnedMemory

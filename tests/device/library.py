@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axrt.queues import current_stream
-from axrt.thread_queue import ThreadQueue
+from axrt.device.queues import current_stream
+from axrt.device.thread_queue import ThreadQueue
 
 from .simulated import NAME, accelerator
 

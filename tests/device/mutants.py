@@ -62,7 +62,7 @@ MUTANTS = [
     ),
     Mutant(
         "queues do not wait for each other",
-        "axrt/queues.py",
+        "axrt/device/queues.py",
         "            self.stream.wait_event(moment.event)",
         "            pass",
         GPU,
@@ -142,7 +142,7 @@ MUTANTS = [
     ),
     Mutant(
         "a task has ended when it is launched",
-        "axrt/compute.py",
+        "axrt/runtime/compute.py",
         "while self.running and self.running[0][-1].passed():",
         "while self.running:",
         GPU,
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         "a task has ended when the host sees it",
-        "axrt/compute.py",
+        "axrt/runtime/compute.py",
         "timed=True), _LAUNCH_DEPTH, clock=DeviceClock())",
         "timed=True), _LAUNCH_DEPTH)",
         GPU,
@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         "tasks do not wait for the user's stream",
-        "axrt/queues.py",
+        "axrt/device/queues.py",
         "        self.stream.wait_stream(users)\n",
         "",
         OURS,
@@ -168,7 +168,7 @@ MUTANTS = [
     ),
     Mutant(
         "the user's own batches are not recorded",
-        "axrt/handover.py",
+        "axrt/runtime/handover.py",
         "            _record(placed)",
         "            pass",
         OURS,
@@ -177,7 +177,7 @@ MUTANTS = [
     ),
     Mutant(
         "what the user gets is not recorded",
-        "axrt/handover.py",
+        "axrt/runtime/handover.py",
         "            _record(flatten(payload)[1])",
         "            pass",
         OURS,
@@ -185,7 +185,7 @@ MUTANTS = [
     ),
     Mutant(
         "given weights are taken over on the user's stream",
-        "axrt/given_weights.py",
+        "axrt/runtime/given_weights.py",
         "with rank.loop.computing(), torch.no_grad():",
         "with torch.no_grad():",
         OURS,
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         "batches are copied on the stream that computes, from where they are",
-        "axrt/handover.py",
+        "axrt/runtime/handover.py",
         "if is_on_host(tensor) and not tensor.is_pinned():",
         "if False:",
         GPU,
@@ -202,7 +202,7 @@ MUTANTS = [
     ),
     Mutant(
         "tasks do not wait for the batch",
-        "axrt/handover.py",
+        "axrt/runtime/handover.py",
         "        self._compute.queue.after(moment)\n",
         "",
         GPU,
@@ -325,7 +325,7 @@ MUTANTS = [
     ),
     Mutant(
         "a thread does not wait for what it has launched",
-        "axrt/thread_queue.py",
+        "axrt/device/thread_queue.py",
         "            current_stream(self._device).synchronize()",
         "            pass",
         GPU,
@@ -343,7 +343,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards are read by the user's stream, of which nobody hears",
-        "axrt/trainer.py",
+        "axrt/runtime/trainer.py",
         "self._rank.handover.given(found)",
         "found",
         GPU,

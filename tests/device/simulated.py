@@ -50,7 +50,7 @@ ALLOWED_WAITS = {
     " _digest": "the first microbatch of a run is compared between replicas, once",
     " drain": "deterministic algorithms fill memory that MPI is to write to",
     "on demand: ": "an evaluation reads weights from a disk, which holds up who calls",
-    "axrt/payload.py": "a rank that computes on the CPU was given a batch on a device",
+    "axrt/transport/payload.py": "a rank that computes on the CPU was given a batch on a device",
     "axrt/transport/local.py": "many ranks in one process are for tests",
 }
 _IN_LOOP = "in the loop: "

@@ -13,7 +13,7 @@ from axrt import Config
 from axrt.cli import main
 from axrt.cli.simulate.command import simulate_command
 from axrt.cli.simulate.world import World
-from axrt.scheduler.timeline import Timeline
+from axrt.scheduler.simulation.timeline import Timeline
 
 from .pages import PAGES, blocks, codes, text_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from axrt import trainer
+from axrt.runtime import trainer
 from axrt.scheduler.state import RankState
 from axrt.transport import envelope
 from axrt.transport.landing import fits

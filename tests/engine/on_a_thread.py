@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-import axrt.rank as rank_module
-from axrt.compute import Compute
+import axrt.runtime.rank as rank_module
+from axrt.device.queues import Moment
+from axrt.device.thread_queue import ThreadQueue
 from axrt.model import layers
 from axrt.model.seeds import BorrowedGenerator
-from axrt.queues import Moment
-from axrt.thread_queue import ThreadQueue
+from axrt.runtime.compute import Compute
 
 # Ranks of one process share torch's generator, and take turns with it as their loops do.
 _GENERATOR = threading.RLock()

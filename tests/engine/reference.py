@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_map_only
 import axrt
 from axrt.model.loss import Loss
 from axrt.observe.observer import Observer
-from axrt.payload import on
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.store.bucket_settings import LrSchedule, OptimizerFactory, constant
 from axrt.transport import Transport
+from axrt.transport.payload import on
 
 SEED = 7
 SCRATCH = "AXRT_TEST_SCRATCH"  # memory.scratch of runs that these helpers configure; unset: none

@@ -11,25 +11,25 @@ import pytest
 import torch
 
 import axrt
-from axrt import launch
 from axrt.config import Config
-from axrt.known_costs import costs_in_file
 from axrt.model.costs import kinds_of
-from axrt.plan_from_costs import plan_for
-from axrt.rank import Rank
-from axrt.scheduler.comparison import Run
-from axrt.scheduler.cost_table import CostTable, LayerCosts
+from axrt.planning.known_costs import costs_in_file
+from axrt.planning.plan_from_costs import plan_for
+from axrt.runtime.rank import Rank
 from axrt.scheduler.job import Job
-from axrt.scheduler.model_costs import ModelCosts, world_of
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
-from axrt.scheduler.plan_choice import job_along_plan
-from axrt.scheduler.planner import World
+from axrt.scheduler.planning.plan_choice import job_along_plan
+from axrt.scheduler.planning.planner import World
 from axrt.scheduler.policies import AlongPlan
-from axrt.scheduler.schedules import build_schedule
-from axrt.scheduler.simulator import Edge
+from axrt.scheduler.simulation.comparison import Run
+from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.model_costs import ModelCosts, world_of
+from axrt.scheduler.simulation.schedules import build_schedule
+from axrt.scheduler.simulation.simulator import Edge
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.world import launch
 
 from .models import perceptron
 from .reference import (
@@ -110,7 +110,7 @@ def test_a_first_plan_reckons_with_some_jitter(
         among.extend(worlds)
         return job_along_plan(worlds, *others, **options)
 
-    monkeypatch.setattr("axrt.plan_from_costs.job_along_plan", seen)
+    monkeypatch.setattr("axrt.planning.plan_from_costs.job_along_plan", seen)
     layer = LayerCosts(0.01, 0.01, 0.01, 1000, 4000, measured, until_weight_bytes=4000)
     config, known = Config.read(configured(4)), ModelCosts([layer] * 8)
     plan_for(config, "adaptive", perceptron(), 2, known)

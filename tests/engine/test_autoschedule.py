@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.autoschedule import _decided, choose
 from axrt.config import DEFAULTS, Config, described
-from axrt.default_schedule import settled
-from axrt.mesh import Mesh
 from axrt.model.costs import measure
 from axrt.model.precision import AS_THEY_ARE
 from axrt.model.seeds import BorrowedGenerator
 from axrt.models.gpt import gpt
-from axrt.plan_from_costs import Decided
-from axrt.scheduler.cost_table import LayerCosts
-from axrt.scheduler.model_costs import ModelCosts
+from axrt.planning.autoschedule import _decided, choose
+from axrt.planning.default_schedule import settled
+from axrt.planning.plan_from_costs import Decided
+from axrt.planning.step_prediction import AS_FAST
 from axrt.scheduler.policies import NAMES
-from axrt.scheduler.simulator import Edge
-from axrt.step_prediction import AS_FAST
+from axrt.scheduler.simulation.cost_table import LayerCosts
+from axrt.scheduler.simulation.model_costs import ModelCosts
+from axrt.scheduler.simulation.simulator import Edge
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.world.mesh import Mesh
 
 from .models import Block, motley, perceptron
 from .reference import (
@@ -79,8 +79,8 @@ LATE = ModelCosts(EQUAL, Edge(0.01))  # messages take as long as a layer, so a p
 def followed(monkeypatch: pytest.MonkeyPatch, **schedule: Any) -> Any:
     """What a run under "auto" takes on two ranks where messages are late: the engine, closed."""
     with_little_effort(monkeypatch)
-    monkeypatch.setattr("axrt.known_costs.measure", lambda *_: LATE.layers)
-    monkeypatch.setattr("axrt.known_costs.measured_edge", lambda *_: LATE.edge)
+    monkeypatch.setattr("axrt.planning.known_costs.measure", lambda *_: LATE.layers)
+    monkeypatch.setattr("axrt.planning.known_costs.measured_edge", lambda *_: LATE.edge)
 
     def rank_main(transport: Transport) -> Any:
         config = configured(8, schedule={"policy": "auto", "max_held": 4, **schedule})
@@ -134,7 +134,7 @@ def test_a_plan_holds_more_where_that_is_faster_and_nothing_limits_it(
         limited = decided(replace(config, memory=replace(config.memory, **limit)))
         along = [text for text in limited.candidates if text.endswith("along a plan")]
         assert not any("max_held" in text for text in along), limit
-    monkeypatch.setattr("axrt.default_plan._LARGEST", 31)
+    monkeypatch.setattr("axrt.planning.default_plan._LARGEST", 31)
     along = [text for text in decided(config).candidates if text.endswith("along a plan")]
     assert not any("max_held" in text for text in along)
 

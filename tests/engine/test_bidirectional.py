@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.note import News
 from axrt.observe.observer import Observer
 from axrt.scheduler.task import Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.transport.note import News
 
 from ..sweeps import fewer, swept
 from .models import perceptron

@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional
 
 import axrt
-from axrt.note import News
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.local import LocalWorld
 from axrt.transport.local_collectives import LocalCollectives, Meeting
+from axrt.transport.note import News
 
 from ..sweeps import swept
 from .models import motley, perceptron

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 import axrt
-from axrt import default_plan
 from axrt.config import Config
-from axrt.default_schedule import settled
-from axrt.mesh import Mesh
-from axrt.plan_from_costs import Decided
-from axrt.scheduler.cost_table import LayerCosts
-from axrt.scheduler.model_costs import ModelCosts
-from axrt.scheduler.plan_choice import Trial
-from axrt.scheduler.planner import Effort
+from axrt.planning import default_plan
+from axrt.planning.default_schedule import settled
+from axrt.planning.plan_from_costs import Decided
+from axrt.scheduler.planning.plan_choice import Trial
+from axrt.scheduler.planning.planner import Effort
 from axrt.scheduler.policies import AlongPlan
-from axrt.scheduler.simulator import Edge
+from axrt.scheduler.simulation.cost_table import LayerCosts
+from axrt.scheduler.simulation.model_costs import ModelCosts
+from axrt.scheduler.simulation.simulator import Edge
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.world.mesh import Mesh
 
 from ..sweeps import first
 from .models import perceptron
@@ -45,8 +45,8 @@ PLENTY = 1e12
 
 
 def with_little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("axrt.plan_from_costs.AT_START", Effort(moves=1, work=100_000))
-    monkeypatch.setattr("axrt.plan_from_costs.BRIEF", Trial(steps=2, seeds=1, orders=1))
+    monkeypatch.setattr("axrt.planning.plan_from_costs.AT_START", Effort(moves=1, work=100_000))
+    monkeypatch.setattr("axrt.planning.plan_from_costs.BRIEF", Trial(steps=2, seeds=1, orders=1))
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +73,8 @@ def decided(
 
 def as_if_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers and messages are measured as those of `LATE`."""
-    monkeypatch.setattr("axrt.known_costs.measure", lambda *_: LATE.layers)
-    monkeypatch.setattr("axrt.known_costs.measured_edge", lambda *_: LATE.edge)
+    monkeypatch.setattr("axrt.planning.known_costs.measure", lambda *_: LATE.layers)
+    monkeypatch.setattr("axrt.planning.known_costs.measured_edge", lambda *_: LATE.edge)
 
 
 def train(transport: Transport, **settings: Any) -> tuple[Outcome, Any]:
@@ -133,7 +133,7 @@ def test_layers_that_do_not_run_alone_leave_the_row_and_a_line(
     def fails(*_: Any) -> None:
         raise RuntimeError("no such shape")
 
-    monkeypatch.setattr("axrt.known_costs.measure", fails)
+    monkeypatch.setattr("axrt.planning.known_costs.measure", fails)
     found = LocalWorld(2, 1).run(train)
     assert_bits_of_plain_torch([outcome for outcome, _ in found])
     assert all(engine.candidates == [] for _, engine in found)

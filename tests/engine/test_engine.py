@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt import rank as rank_module
-from axrt.compute import Compute
+from axrt.device.queues import Inline, Moment
 from axrt.model.inlet import Inflow
 from axrt.model.open_microbatch import OpenMicrobatch
-from axrt.note import News
 from axrt.observe.observer import Observer
-from axrt.queues import Inline, Moment
+from axrt.runtime import rank as rank_module
+from axrt.runtime.compute import Compute
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.transport.note import News
 
 from ..sweeps import first, swept
 from .models import perceptron

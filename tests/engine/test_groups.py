@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import axrt
-from axrt.payload import flatten
 from axrt.runtime.post import Post
 from axrt.runtime.session import Session
 from axrt.scheduler.message import Load, Meaning, Message
 from axrt.transport.local import LocalWorld
+from axrt.transport.payload import flatten
 
 from ..sweeps import first, swept
 from .models import motley

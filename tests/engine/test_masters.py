@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.loss_scale import LossScale
 from axrt.scheduler.task import Kind
+from axrt.store.loss_scale import LossScale
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import axrt
-from axrt.note import News
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.transport.note import News
 
 from ..sweeps import first, swept
 from .models import perceptron

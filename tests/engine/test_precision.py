@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import axrt
-from axrt.queues import NOW, Moment
+from axrt.device.queues import NOW, Moment
 from axrt.transport import Parcel, Transport
 from axrt.transport.local import LocalTransport, LocalWorld
 

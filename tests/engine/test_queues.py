@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, cast
 
-from axrt.compute import Compute
-from axrt.device import CPU
-from axrt.heartbeat import Silence
-from axrt.mesh import Mesh
+from axrt.device.device import CPU
+from axrt.device.queues import Inline
 from axrt.model.seeds import BorrowedGenerator
-from axrt.note import Note, Topic
 from axrt.observe.observer import Observer
-from axrt.queues import Inline
-from axrt.reader import BatchReader
+from axrt.runtime.compute import Compute
 from axrt.runtime.loop import Loop
+from axrt.runtime.reader import BatchReader
 from axrt.runtime.session import Session
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
@@ -24,7 +21,10 @@ from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Parcel, Transport
 from axrt.transport.local import LocalWorld
+from axrt.transport.note import Note, Topic
 from axrt.workers.worker import Made, Mail, Worker, Workers, nothing
+from axrt.world.heartbeat import Silence
+from axrt.world.mesh import Mesh
 from tests.scheduler.test_a_new_kind import Beside, Ours, features
 
 from .test_engine import LateEnds

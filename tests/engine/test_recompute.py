@@ -15,8 +15,8 @@ from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
 from axrt.observe.observer import Observer
 from axrt.scheduler.placement import Linear, placement_by_name
+from axrt.scheduler.planning.recompute import most_recomputed, recomputed_layers, recomputed_shares
 from axrt.scheduler.policies import NAMES, placement_for, policy_by_name
-from axrt.scheduler.recompute import most_recomputed, recomputed_layers, recomputed_shares
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt import rank as rank_module
-from axrt.compute import compute_on
-from axrt.reader import _digest
+from axrt.runtime import rank as rank_module
+from axrt.runtime.compute import compute_on
+from axrt.runtime.reader import _digest
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 

@@ -11,14 +11,14 @@ import pytest
 import axrt
 from axrt.config import Schedule
 from axrt.observe.picture import draw
-from axrt.schedule import digest_of_order
+from axrt.planning.schedule import digest_of_order
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Vee
 from axrt.scheduler.policies import policy_by_name
-from axrt.scheduler.simulator import Costs, order_of, simulate
+from axrt.scheduler.simulation.simulator import Costs, order_of, simulate
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
-from axrt.scheduler.timeline import Timeline
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 

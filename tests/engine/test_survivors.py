@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import axrt
-from axrt.device import CPU
-from axrt.launch import World
-from axrt.survivors import in_places
+from axrt.device.device import CPU
 from axrt.transport import Transport
 from axrt.transport.local import Chaos, LocalWorld
+from axrt.world.launch import World
+from axrt.world.survivors import in_places
 
 from ..sweeps import examples
 from .models import perceptron

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.payload import flatten
 from axrt.runtime.post import Post
 from axrt.runtime.session import Session
 from axrt.scheduler.message import Load, Message
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.transport.payload import flatten
 
 from ..sweeps import swept
 from .models import motley, perceptron

@@ -10,17 +10,17 @@ from torch.nn.functional import cross_entropy
 
 import axrt
 from axrt.config import Config
-from axrt.payload import flatten
 from axrt.runtime.post import Post
 from axrt.runtime.session import Session
 from axrt.scheduler.message import Load, Meaning, Message
-from axrt.scheduler.schedules import build_schedule
-from axrt.scheduler.stay_planner import plan_stays
+from axrt.scheduler.planning.stay_planner import plan_stays
+from axrt.scheduler.simulation.schedules import build_schedule
 from axrt.store.bucket import Bucket
 from axrt.store.bucket_shard import BucketShard
 from axrt.store.flat import is_hollow
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.transport.payload import flatten
 
 from ..sweeps import swept
 from .models import perceptron

@@ -18,19 +18,19 @@ import torch
 import axrt
 from axrt.checkpoint.layers import Live
 from axrt.checkpoint.snapshot import Snapshot
-from axrt.compute import Ended, compute_on
 from axrt.config import Precision
 from axrt.model.costs import measure
 from axrt.model.precision import types_of
 from axrt.model.seeds import BorrowedGenerator
-from axrt.mpi_library import is_device_aware
-from axrt.payload import flatten, on, unflatten
-from axrt.scheduler.cost_table import CostTable
+from axrt.runtime.compute import Ended, compute_on
 from axrt.scheduler.policies import AlongPlan
-from axrt.scheduler.simulator import Edge
+from axrt.scheduler.simulation.cost_table import CostTable
+from axrt.scheduler.simulation.simulator import Edge
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.mpi import MpiTransport
+from axrt.transport.payload import flatten, on, unflatten
 from axrt.transport.staging import Staging, staging_for
+from axrt.world.mpi_library import is_device_aware
 from tests.device import simulated
 from tests.engine.models import motley, small_gpt
 from tests.engine.models import perceptron as perceptron_of

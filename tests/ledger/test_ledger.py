@@ -16,21 +16,21 @@ from torch.nn import functional
 
 import axrt
 from axrt.config import Config
-from axrt.default_schedule import settled
 from axrt.ledger.activations import Stashes
 from axrt.ledger.advice import advices, check_fits
 from axrt.ledger.ledger import Entry, Ledger, Purpose, Tier, readable
 from axrt.ledger.measured import measured
 from axrt.ledger.prediction import Prediction, Predictor
 from axrt.ledger.skeleton import Skeletons
-from axrt.mesh import Mesh
 from axrt.model.stage import Stage
 from axrt.models.gpt import gpt
 from axrt.observe.observer import Observer
+from axrt.planning.default_schedule import settled
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket_settings import OptimizerFactory
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.world.mesh import Mesh
 
 from ..engine.models import Block, motley, perceptron
 from ..engine.reference import adamw, configured, momentum, random_batches

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import axrt
 from axrt.config import Config
 from axrt.errors import ConfigError
-from axrt.generation import Choice, Stage
-from axrt.losses import IGNORED
+from axrt.generation.generation import Choice, Stage
 from axrt.models.gpt import gpt, masked_cross_entropy
+from axrt.runtime.losses import IGNORED
 from axrt.transport.local import LocalWorld
 
 from ..engine.reference import configured as run_settings

@@ -16,8 +16,8 @@ from axrt.cli import main
 from axrt.config import Config
 from axrt.data.tokenizer import train_tokenizer
 from axrt.errors import DataError
+from axrt.generation.loading import layers_of_rank
 from axrt.hugging_face.text_files import TextEnds
-from axrt.loading import layers_of_rank
 
 from ..cli.test_train import TINY
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from axrt.generation import Choice, Stage
-from axrt.pipelined_generation import PipelinedGeneration
+from axrt.generation.generation import Choice, Stage
+from axrt.generation.pipelined_generation import PipelinedGeneration
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 

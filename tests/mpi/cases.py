@@ -18,21 +18,21 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import axrt
-from axrt.heartbeat import Heartbeat
-from axrt.launch import MpiWorld
-from axrt.payload import flatten
-from axrt.queues import Moment, wait_for
+from axrt.device.queues import Moment, wait_for
+from axrt.device.threads import usable_cores
 from axrt.scheduler.message import Meaning, Message
 from axrt.store.bucket_settings import OptimizerFactory
-from axrt.threads import usable_cores
 from axrt.transport import Parcel, Transport, single_copy
 from axrt.transport.envelope import is_large, pack, seal
 from axrt.transport.lines import Lines
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
+from axrt.transport.payload import flatten
 from axrt.transport.single_copy import single_copy_peers
 from axrt.transport.staging import InPlace, Leaving
 from axrt.transport.wire import Layout
+from axrt.world.heartbeat import Heartbeat
+from axrt.world.launch import MpiWorld
 from tests.contracts.odd import ODD
 from tests.contracts.test_contracts import Run, is_that_of_plain_torch, on_ranks
 from tests.engine.calls import KINDS, counted

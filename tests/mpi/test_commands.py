@@ -13,7 +13,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from axrt.scheduler.cost_table import CostTable
+from axrt.scheduler.simulation.cost_table import CostTable
 
 from .jobs import ends
 from .mpirun import Ended, mpirun

@@ -24,7 +24,7 @@ import pytest
 
 from axrt.checkpoint.folder import checkpoint_in
 from axrt.checkpoint.manifest import Manifest
-from axrt.scheduler.timeline import Timeline
+from axrt.scheduler.simulation.timeline import Timeline
 
 from ..cli.test_train import TINY
 from ..sweeps import first

@@ -27,10 +27,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from axrt import launch, survivors  # noqa: F401 - knows the class of a job, and not the one below
 from axrt.cli import main as axrt
-from axrt.device import CPU
-from axrt.heartbeat import Silence
+from axrt.device.device import CPU
+from axrt.world import launch, survivors  # noqa: F401 - knows the class of a job, not the one below
+from axrt.world.heartbeat import Silence
 
 from . import victims
 

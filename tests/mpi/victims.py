@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt import deepspeed, launch
-from axrt.launch import told
-from axrt.note import Topic
+from axrt import deepspeed
+from axrt.transport.note import Topic
+from axrt.world import launch
+from axrt.world.launch import told
 from tests.engine.reference import configured, random_batches
 
 BATCHES = random_batches((4, 8), classes=3, microbatches=4)

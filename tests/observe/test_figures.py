@@ -6,9 +6,9 @@ from torch import nn
 
 import axrt
 from axrt.config import Config
-from axrt.flops import peak_flops, training_flops
 from axrt.ledger.skeleton import Skeletons
 from axrt.models.gpt import gpt
+from axrt.observe.flops import peak_flops, training_flops
 from axrt.observe.idle import Idle
 from axrt.observe.observer import Wait
 from axrt.observe.progress import Shown

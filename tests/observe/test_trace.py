@@ -6,14 +6,14 @@ from collections import Counter
 import pytest
 
 import axrt
-from axrt.note import News
+from axrt.device.queues import NOW, Moment
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
-from axrt.queues import NOW, Moment
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Task
-from axrt.scheduler.timeline import Timeline
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.transport.note import News
 from axrt.transport.transport import Parcel
 
 from ..engine.models import perceptron

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from axrt.scheduler.longest import FORWARD, NONE, WEIGHT, Graph
+from axrt.scheduler.planning.longest import FORWARD, NONE, WEIGHT, Graph
 
 
 def shortest(graph: Graph, limit: float, at_most: float, unit: float, seconds: float) -> float:

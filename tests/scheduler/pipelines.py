@@ -13,12 +13,12 @@ from axrt.scheduler.bucket import BucketCopy, Copies, copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Placement
+from axrt.scheduler.planning.stay_planner import plan_stays
 from axrt.scheduler.policies import Bounds, Nested, Policy, placement_for, policy_by_name
-from axrt.scheduler.reader_messages import has_ended, has_read
 from axrt.scheduler.rules import Feature, OnDevice, Queue, features_of
+from axrt.scheduler.simulation.reader_messages import has_ended, has_read
 from axrt.scheduler.stash import least_rooms
 from axrt.scheduler.state import RankState
-from axrt.scheduler.stay_planner import plan_stays
 from axrt.scheduler.stays import READERS, Stays
 from axrt.scheduler.task import AnyKind, Counts, Kind, Task
 

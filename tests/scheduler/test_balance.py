@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axrt.scheduler.balance import balanced, busiest, evened
 from axrt.scheduler.placement import Linear, Looped, Placement, Vee
+from axrt.scheduler.planning.balance import balanced, busiest, evened
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=10).filter(any), st.integers(1, 10))

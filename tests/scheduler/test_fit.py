@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axrt.scheduler.bound import least_makespan
-from axrt.scheduler.cost_table import CostTable, LayerCosts
-from axrt.scheduler.fit import buckets_of, fit_costs, recut
-from axrt.scheduler.fit_layers import fitted
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Bidirectional, Linear, Vee
 from axrt.scheduler.policies import NAMES, policy_by_name
-from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.bound import least_makespan
+from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.fit import buckets_of, fit_costs, recut
+from axrt.scheduler.simulation.fit_layers import fitted
+from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.timeline import Pause, Span, Timeline
 from axrt.scheduler.state import COPIES
 from axrt.scheduler.task import Kind, Task
-from axrt.scheduler.timeline import Pause, Span, Timeline
 
 from ..sweeps import examples
 from .test_policies import fitting

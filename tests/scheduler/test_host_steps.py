@@ -10,7 +10,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.rules import OnDevice
-from axrt.scheduler.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.simulator import Costs, Work, simulate
 from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
 

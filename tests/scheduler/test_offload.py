@@ -12,12 +12,12 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
-from axrt.scheduler.reader_messages import has_read
 from axrt.scheduler.rules import OnDevice
-from axrt.scheduler.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.reader_messages import has_read
+from axrt.scheduler.simulation.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.state import CAUSES, COPIES, INPUT, IllegalMove, RankState
 from axrt.scheduler.task import AnyKind, Kind, Task
-from axrt.scheduler.timeline import Timeline
 
 from ..sweeps import examples, fewer, swept
 from .pipelines import Pipeline, drawn, run_in_random_order

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.job import Job
-from axrt.scheduler.longest import Kept
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear, placement_by_name
-from axrt.scheduler.plan_choice import Trial, job_along_plan
-from axrt.scheduler.planner import Effort, World, worlds
+from axrt.scheduler.planning.longest import Kept
+from axrt.scheduler.planning.plan_choice import Trial, job_along_plan
+from axrt.scheduler.planning.planner import Effort, World, worlds
+from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.policies import AlongPlan, Fixed, policy_by_name
-from axrt.scheduler.schedules import build_schedule, options
-from axrt.scheduler.shards import with_shards
-from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
+from axrt.scheduler.simulation.schedules import build_schedule, options
+from axrt.scheduler.simulation.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.task import Kind
 
 from ..sweeps import examples, first

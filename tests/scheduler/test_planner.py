@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axrt.scheduler.annealing import annealed
 from axrt.scheduler.job import Job
-from axrt.scheduler.list_schedule import list_schedule
-from axrt.scheduler.longest import Kept, longest_path
 from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.plan_choice import Trial, job_along_plan, takes
-from axrt.scheduler.planner import Effort, World, planned, worlds
+from axrt.scheduler.planning.annealing import annealed
+from axrt.scheduler.planning.list_schedule import list_schedule
+from axrt.scheduler.planning.longest import Kept, longest_path
+from axrt.scheduler.planning.plan_choice import Trial, job_along_plan, takes
+from axrt.scheduler.planning.planner import Effort, World, planned, worlds
 from axrt.scheduler.policies import Fixed
-from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import examples, first

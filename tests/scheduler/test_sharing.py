@@ -8,11 +8,11 @@ from statistics import median
 import pytest
 
 from axrt.scheduler.job import Job
-from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.sharing import Choice, Hand, microbatch_for_slot, with_sharing
-from axrt.scheduler.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.schedules import build_schedule
+from axrt.scheduler.simulation.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Kind
-from axrt.scheduler.timeline import Timeline
 
 
 def job_of(policy: str, ranks: int, microbatches: int, replicas: int, chunks: int = 0) -> Job:

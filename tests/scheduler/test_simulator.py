@@ -12,10 +12,10 @@ from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.plan import zb_v_plan
 from axrt.scheduler.policies import NAMES, Fixed, Nested, placement_for, policy_by_name
-from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.state import END, INPUT, ROOM
 from axrt.scheduler.task import Kind, Task
-from axrt.scheduler.timeline import Timeline
 
 from ..sweeps import examples
 from .test_policies import fitting

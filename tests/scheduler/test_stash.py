@@ -9,10 +9,10 @@ from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import AlongPlan, Fixed, policy_by_name
-from axrt.scheduler.reader_messages import has_read
 from axrt.scheduler.rules import OnDevice
-from axrt.scheduler.schedules import build_schedule
-from axrt.scheduler.simulator import Costs, simulate
+from axrt.scheduler.simulation.reader_messages import has_read
+from axrt.scheduler.simulation.schedules import build_schedule
+from axrt.scheduler.simulation.simulator import Costs, simulate
 from axrt.scheduler.state import COPIES, IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
 

@@ -8,7 +8,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Bidirectional, Linear, Looped
 from axrt.scheduler.policies import placement_for, policy_by_name
-from axrt.scheduler.reader_messages import has_read
+from axrt.scheduler.simulation.reader_messages import has_read
 from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
 

@@ -7,11 +7,11 @@ import pytest
 
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
-from axrt.scheduler.reader_messages import has_read
 from axrt.scheduler.rules import Feature, Need, Row, StageHere, features_of
 from axrt.scheduler.rules.pipeline import pipeline
 from axrt.scheduler.rules.replicas import replicas
 from axrt.scheduler.rules.row import urgent
+from axrt.scheduler.simulation.reader_messages import has_read
 from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
 

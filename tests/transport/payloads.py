@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axrt.payload import flatten
+from axrt.transport.payload import flatten
 
 
 def _payloads() -> dict[str, Any]:

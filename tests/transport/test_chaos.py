@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import axrt
-from axrt.note import Topic
 from axrt.observe.observer import Observer, Wait
 from axrt.transport import Transport
 from axrt.transport.local import Chaos, LocalWorld, Stuck
+from axrt.transport.note import Topic
 
 from ..engine.models import perceptron
 from ..engine.reference import (

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from axrt.note import Note, Topic
 from axrt.scheduler.message import Meaning, Message
 from axrt.transport.landing import Landings, fits
 from axrt.transport.local import LocalWorld
+from axrt.transport.note import Note, Topic
 from axrt.transport.transport import Parcel, Transport
 from axrt.transport.wire import Layout, Spec
 

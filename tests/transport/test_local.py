@@ -6,10 +6,10 @@ from math import inf
 import pytest
 import torch
 
-from axrt.payload import flatten, unflatten
 from axrt.scheduler.message import Meaning, Message
 from axrt.transport import Parcel
 from axrt.transport.local import LocalTransport, LocalWorld, Stuck
+from axrt.transport.payload import flatten, unflatten
 
 from .payloads import PAYLOADS, assert_same
 

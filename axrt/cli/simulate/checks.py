@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import click
 
 from axrt.exit_codes import Exit
-from axrt.scheduler.cost_table import CostTable
+from axrt.scheduler.planning.recompute import most_recomputed
 from axrt.scheduler.plural import plural
-from axrt.scheduler.recompute import most_recomputed
+from axrt.scheduler.simulation.cost_table import CostTable
 
 KEYS = "keys of [world]"  # what the command line has behind its options
 

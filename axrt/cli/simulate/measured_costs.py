@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from axrt.scheduler.balance import balanced, evened
-from axrt.scheduler.cost_table import CostTable, LayerCosts
-from axrt.scheduler.model_costs import ModelCosts, world_of
 from axrt.scheduler.placement import Placement
-from axrt.scheduler.planner import World
+from axrt.scheduler.planning.balance import balanced, evened
+from axrt.scheduler.planning.planner import World
 from axrt.scheduler.plural import plural
+from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.model_costs import ModelCosts, world_of
 
 
 class CostsOrFile(click.ParamType):  # type: ignore[type-arg]

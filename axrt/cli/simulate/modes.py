@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.planner import World as PlannedWorld
+from axrt.scheduler.planning.planner import World as PlannedWorld
 from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import CAPPED, NAMES, Fixed
-from axrt.scheduler.schedules import build_schedule, search
-from axrt.scheduler.simulator import Costs, order_of
+from axrt.scheduler.simulation.cost_table import CostTable
+from axrt.scheduler.simulation.schedules import build_schedule, search
+from axrt.scheduler.simulation.simulator import Costs, order_of
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.state import CAUSES
-from axrt.scheduler.timeline import Timeline
 
 from .checks import refuse
 from .measured_costs import world_on
@@ -54,8 +54,8 @@ def show_policies(policy: str, form: str, options: dict[str, Any]) -> None:
 
 def show_plan(options: dict[str, Any], memory: float, form: str) -> None:
     """Make an order for the costs, simulate it, and print its figures."""
-    from axrt.scheduler.planner import PLACEMENTS as PLANNED
-    from axrt.scheduler.planner import planned
+    from axrt.scheduler.planning.planner import PLACEMENTS as PLANNED
+    from axrt.scheduler.planning.planner import planned
 
     where = (options["placement"],) if options["placement"] else PLANNED
     ranks, microbatches = options["ranks"], options["microbatches"]
@@ -83,7 +83,7 @@ def show_plan(options: dict[str, Any], memory: float, form: str) -> None:
 
 def _worlds(where: Sequence[str], options: dict[str, Any]) -> tuple[list[PlannedWorld], float]:
     """The placements that a plan may take, and what a microbatch keeps on a rank."""
-    from axrt.scheduler.planner import worlds
+    from axrt.scheduler.planning.planner import worlds
 
     ranks = options["ranks"]
     if not isinstance(options["costs"], CostTable):
@@ -135,7 +135,7 @@ def show_run(path: Path | None, what_if: bool, form: str, picture: Path | None) 
     if path is None:
         refuse("--what-if compares with a run; expected --like RUN")
     from axrt.observe.picture import draw
-    from axrt.scheduler.comparison import Run, compared, with_other_schedules
+    from axrt.scheduler.simulation.comparison import Run, compared, with_other_schedules
 
     try:
         run = Run.read(path)

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.plural import plural
-from axrt.scheduler.timeline import Timeline
+from axrt.scheduler.simulation.cost_table import CostTable
+from axrt.scheduler.simulation.timeline import Timeline
 
 from .checks import refuse
 from .measured_costs import samples_of

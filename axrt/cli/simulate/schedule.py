@@ -5,17 +5,17 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
+from axrt.scheduler.planning.recompute import most_recomputed, recomputed_shares
+from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.plural import plural
-from axrt.scheduler.recompute import most_recomputed, recomputed_shares
-from axrt.scheduler.schedules import build_schedule
-from axrt.scheduler.shards import with_shards
 from axrt.scheduler.sharing import with_sharing
-from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.cost_table import CostTable
+from axrt.scheduler.simulation.schedules import build_schedule
+from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
-from axrt.scheduler.timeline import Timeline
 
 from .measured_costs import cuts_on, samples_of, world_on
 from .world import is_key

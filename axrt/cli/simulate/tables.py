@@ -8,9 +8,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from axrt.scheduler.comparison import Run
 from axrt.scheduler.plural import plural
-from axrt.scheduler.schedules import Outcome
+from axrt.scheduler.simulation.comparison import Run
+from axrt.scheduler.simulation.schedules import Outcome
 from axrt.scheduler.state import CAUSES, COPIES, END, INPUT, ROOM
 from axrt.scheduler.task import Kind
 

@@ -9,10 +9,10 @@ import click
 from axrt.config import Config, described
 from axrt.errors import AxrtError, ConfigError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
-from axrt.launch import join, leave_at_once, told
 from axrt.observe.origin import commit_of
 from axrt.restarts.witness import witnessed
-from axrt.survivors import SurvivingWorld
+from axrt.world.launch import join, leave_at_once, told
+from axrt.world.survivors import SurvivingWorld
 
 from ..overrides import with_overrides
 from .going_on import Attempt, train_with_survivors

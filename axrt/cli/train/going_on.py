@@ -15,9 +15,9 @@ from axrt.checkpoint.keepers import host_name
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.exit_codes import Exit, leave_code
-from axrt.launch import MpiWorld, World, leave_at_once
 from axrt.restarts.layout import Layout, smaller_layouts, whole_layout
-from axrt.survivors import HOW, RankLostError, SurvivingWorld
+from axrt.world.launch import MpiWorld, World, leave_at_once
+from axrt.world.survivors import HOW, RankLostError, SurvivingWorld
 
 from .interrupt import Interrupt
 

@@ -4,7 +4,7 @@ there is the rest."""
 from typing import NamedTuple
 
 from axrt.config import AUTO, Config
-from axrt.device import free_memory
+from axrt.device.device import free_memory
 from axrt.engine import Engine
 from axrt.ledger.ledger import Unit
 from axrt.ledger.prediction import Prediction

@@ -12,7 +12,7 @@ import click
 
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config
-from axrt.device import CPU
+from axrt.device.device import CPU
 from axrt.engine import Engine
 from axrt.errors import ConfigError, SaveError
 from axrt.ledger.ledger import Tier, Unit
@@ -27,7 +27,7 @@ from axrt.observe.rate import Rate, TimeLeft
 from axrt.observe.trackers import Tracker, theirs
 from axrt.results import StepResult
 from axrt.scheduler.plural import plural
-from axrt.scheduler.timeline import Timeline
+from axrt.scheduler.simulation.timeline import Timeline
 
 from . import outline
 

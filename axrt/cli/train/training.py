@@ -13,31 +13,31 @@ from typing import Any
 import click
 import torch
 
-from axrt.allocator import give_freed_memory_back, keep_freed_memory
 from axrt.checkpoint.folder import name_latest
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, Data
 from axrt.data.corpus import check_prepared, identities
 from axrt.data.prepared import lost_tokenizer, tokenizer_name
-from axrt.device import CPU
+from axrt.device.allocator import give_freed_memory_back, keep_freed_memory
+from axrt.device.device import CPU
+from axrt.device.threads import crowding, usable_cores
 from axrt.engine import Engine, initialize
 from axrt.errors import ConfigError, DataError
 from axrt.exit_codes import Exit, leave_code
-from axrt.flops import peak_flops, training_flops
 from axrt.hugging_face.text_files import carry_text_files, check_tokens_stay
-from axrt.known_costs import check_costs
-from axrt.launch import join
 from axrt.ledger.prediction import Predictor
 from axrt.ledger.skeleton import Skeletons
 from axrt.model.precision import types_of
 from axrt.models.registry import model_of
+from axrt.observe.flops import peak_flops, training_flops
 from axrt.observe.idle import Idle
 from axrt.observe.metrics import TOKENIZER, RunFiles, in_its_directory, unwritable
 from axrt.observe.progress import Progress, progress_for
 from axrt.observe.trackers import check_trackers, trackers_of
-from axrt.schedule import few_microbatches
+from axrt.planning.known_costs import check_costs
+from axrt.planning.schedule import few_microbatches
 from axrt.store.presets import optimizer_factory
-from axrt.threads import crowding, usable_cores
+from axrt.world.launch import join
 
 from ..sample import sample_of
 from .batches import Batches

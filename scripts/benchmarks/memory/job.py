@@ -21,7 +21,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from peers.arena import join, settle, timed
 
-from axrt.allocator import give_freed_memory_back, keep_freed_memory
+from axrt.device.allocator import give_freed_memory_back, keep_freed_memory
 
 from . import of_axrt, of_deepspeed, of_torch
 from .contestant import Contestant

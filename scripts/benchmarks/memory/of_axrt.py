@@ -10,12 +10,12 @@ from torch import Tensor
 import axrt
 from axrt.cli.sample import sample_of
 from axrt.config import Config
+from axrt.device.queues import NOW, Moment
 from axrt.ledger.ledger import Ledger, Purpose, Tier
 from axrt.ledger.prediction import Predictor
-from axrt.payload import flatten
-from axrt.queues import NOW, Moment
 from axrt.transport import Parcel
 from axrt.transport.mpi import MpiTransport
+from axrt.transport.payload import flatten
 
 from .contestant import Contestant, Counter
 from .model import Sizes, adamw, batches_of, config_of, model_of

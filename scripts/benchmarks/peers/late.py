@@ -15,11 +15,11 @@ from mpi4py import MPI
 from torch import Tensor
 from torch.distributed.pipelining import schedules
 
-from axrt.payload import flatten
-from axrt.queues import NOW, Moment
+from axrt.device.queues import NOW, Moment
 from axrt.scheduler.message import Meaning
 from axrt.transport import Parcel
 from axrt.transport.mpi import MpiTransport
+from axrt.transport.payload import flatten
 
 _ROUND_S = 64.0  # float32 tells microseconds below that
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from axrt.allocator import keep_freed_memory
+from axrt.device.allocator import keep_freed_memory
 from axrt.scheduler.message import Meaning, Message
 from axrt.transport import Parcel
 from axrt.transport.mpi import MpiTransport

@@ -7,7 +7,7 @@ from mpi4py import MPI
 from torch import nn
 
 import axrt
-from axrt.scheduler.schedules import build_schedule
+from axrt.scheduler.simulation.schedules import build_schedule
 from axrt.transport.mpi import MpiTransport
 
 from .contestant import Contestant

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from axrt.allocator import keep_freed_memory
 from axrt.config import Config
+from axrt.device.allocator import keep_freed_memory
 from axrt.models.gpt import cross_entropy, gpt
 
 from . import of_axrt, of_deepspeed, of_torch

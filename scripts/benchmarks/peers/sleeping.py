@@ -48,7 +48,7 @@ def at_once(parameter: Tensor, compute: Callable[[], Tensor]) -> Tensor:
 def drawn_s(
     base_s: float, jitter: float, seed: int, kind: str, stage: int, count: int
 ) -> list[float]:
-    """How long the tasks of a stage take: the draws of `axrt.scheduler.simulator`."""
+    """How long the tasks of a stage take: the draws of `axrt.scheduler.simulation.simulator`."""
     stream, taken = Random(f"{seed} {kind} {stage}"), []
     for _ in range(count):
         taken.append(base_s * exp(jitter * stream.gauss(0, 1)))

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import axrt
-from axrt.scheduler.schedules import build_schedule
-from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.schedules import build_schedule
+from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
 
 from . import of_axrt, of_deepspeed, of_torch
 from .arena import Took, in_turn, timed

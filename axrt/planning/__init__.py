@@ -1,0 +1,1 @@
+"""From the settings of a schedule to the job that ranks run."""

@@ -1,0 +1,146 @@
+"""The costs of a model's layers and of its messages: from a file, or measured at the start.
+
+A microbatch runs through every layer a few times (`model.costs`), and messages go there and back
+between two ranks. The spread of durations is taken from the same measurements, since it separates
+policies that look alike on a steady machine.
+"""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from axrt.config import Config
+from axrt.config.former import with_present_keys
+from axrt.errors import ConfigError
+from axrt.model.compiler import Compiler
+from axrt.model.costs import kinds_of, measure
+from axrt.model.module import PipelineModule
+from axrt.model.precision import types_of
+from axrt.model.preflight import checked_sample
+from axrt.runtime.exchange import Exchange
+from axrt.runtime.rank import Rank
+from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.model_costs import ModelCosts
+from axrt.scheduler.simulation.simulator import Edge
+
+_LARGE = 2**20  # bytes
+
+
+def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> ModelCosts:
+    """The costs of the file that `schedule.costs` names, which the main rank reads; every rank
+    calls it.
+
+    Raises:
+        ConfigError: there is no such file, or it is of another model; raised on every rank.
+    """
+    layers: list[LayerCosts] = []
+    edges: dict[tuple[int, int], Edge] = {}
+
+    def read() -> tuple[float, ...]:
+        size = config.schedule.microbatch_size
+        try:
+            table = CostTable.read(Path(config.schedule.costs))
+            layers.extend(table.of(size, kinds_of(model)))
+            edges.update(table.edges)
+        except ValueError as error:
+            raise ConfigError(f"schedule.costs: {error}") from None
+        return *table.edge, table.task_s, table.lengths
+
+    latency, bandwidth, task_s, lengths = rank.exchange.agreed(read)
+    return ModelCosts(layers, Edge(latency, bandwidth), task_s, edges, lengths)
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """The settings of `axrt train` that the costs of layers depend on, by "section.key"."""
+    sections = {"model": asdict(config.model), "precision": asdict(config.precision)}
+    of_types = [f"precision.{key}" for key in ("compute", "weights", "keep")]
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for section, of in sections.items()
+        for key, value in of.items()
+        if (name := f"{section}.{key}").startswith("model.") or name in of_types
+    }
+
+
+def check_costs(config: Config) -> None:
+    """Check that a file of `schedule.costs` was measured with the settings of `axrt train`. One
+    that cannot be read is refused later, where all ranks hear of it.
+
+    Raises:
+        ConfigError: some were others.
+    """
+    file = Path(config.schedule.costs)
+    if not file.is_file():  # a pipe can be read once
+        return
+    try:
+        table = CostTable.read(file)
+    except ValueError:
+        return
+    table = replace(table, settings=with_present_keys(table.settings))
+    if text := table.differs_from(settings_of(config)):
+        raise ConfigError(f"schedule.costs: {config.schedule.costs}: {text}")
+
+
+def measured_costs(
+    config: Config,
+    model: PipelineModule,
+    rank: Rank,
+    sample: Any,
+    compiler: Compiler | None,
+) -> ModelCosts:
+    """The costs of layers on the main rank, and of messages between it and another one; every rank
+    calls it.
+
+    Args:
+        sample: a microbatch, (inputs, targets); only the main rank's counts.
+        compiler: compiler that runs the layers; None: they run as they are.
+    Raises:
+        ConfigError: there is no sample, or it does not go through the layers; raised on every rank.
+    """
+    layers = measured_layers(config, model, rank, sample, compiler, _policy(config))
+    several = rank.mesh.pipe * rank.mesh.data > 1
+    return ModelCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
+
+
+def measured_layers(
+    config: Config,
+    model: PipelineModule,
+    rank: Rank,
+    sample: Any,
+    compiler: Compiler | None,
+    what: str,
+) -> list[LayerCosts]:
+    """The costs of each layer on the main rank, and none on others; see `measured_costs`."""
+    layers: list[LayerCosts] = []
+    types = types_of(config.precision)
+
+    def measured() -> None:
+        given = checked_sample(sample, f"{what} measures the layers")
+        try:
+            layers.extend(measure(model, config.run.seed, given, rank.generator, types, compiler))
+        except (Exception, SystemExit) as error:  # of the user's layers, whatever it is
+            said = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+            raise ConfigError(
+                f"{what} runs each layer by itself on the sample: {said}; expected a microbatch "
+                "like those of the training, or another setting"
+            ) from error
+
+    with rank.generator.borrowed():
+        rank.exchange.agreed(measured)
+    return layers
+
+
+def _policy(config: Config) -> str:
+    return f"schedule.policy = {config.schedule.policy!r}"
+
+
+def measured_edge(exchange: Exchange, device: torch.device) -> Edge:
+    """The link between two ranks, in seconds and bytes, from the times of two sizes of message.
+    Every rank calls it."""
+    small_s, large_s = (
+        exchange.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device)) / 2
+        for size in (1, _LARGE)
+    )
+    return Edge(small_s, _LARGE / (large_s - small_s) if large_s > small_s else float("inf"))

@@ -1,0 +1,302 @@
+"""Runs sessions on a rank: the training, from step to step, and evaluations; each has a brain,
+workers and a reader.
+
+Every rank counts sessions alike. Parcels that are still under way for an old session are dropped by
+a new one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from axrt.config import Optimizer
+from axrt.model.preflight import warn_of_equal_readers
+from axrt.results import EvalResult, StepResult
+from axrt.runtime.session import Session
+from axrt.scheduler.job import Job, Seat
+from axrt.scheduler.message import Meaning
+from axrt.scheduler.rules.clipping import voters_of
+from axrt.scheduler.rules.collectives import by_rank
+from axrt.scheduler.state import RankState
+from axrt.store.local_model import LocalModel
+from axrt.store.norms import Norms, total_norm
+from axrt.transport.note import MAIN, Note, Topic
+from axrt.workers.collectives import CollectiveWorker
+from axrt.workers.evaluation import EvaluationWorker, WeightsOnDemand
+from axrt.workers.gradients import GradientWorker
+from axrt.workers.offload import OffloadWorker
+from axrt.workers.slot_numbers import SlotNumbers
+from axrt.workers.stages import StageWorker
+from axrt.workers.stash import StashWorker
+from axrt.workers.stepping import SteppingWorker
+from axrt.workers.weights import WeightsWorker, shard_of
+from axrt.workers.worker import Land, Mail, Worker, Workers
+
+from .exchange import Collected
+from .groups import groups_on
+from .losses import Losses
+from .rank import Rank
+from .reader import BatchReader
+from .shard_exchange import ShardExchange
+from .sharing_reader import SharingReader
+
+Wait = Callable[[Collected, str], list[Any]]
+
+
+class Trainer:
+    """The sessions of a rank.
+
+    Args:
+        wait: function that waits for all parts of a collection, called with a name for them; also
+            between two calls of the user's.
+    Attributes:
+        training: session of the training.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        job: Job,
+        model: LocalModel,
+        optimizer: Optimizer,
+        shards: ShardExchange,
+        wait: Wait,
+    ) -> None:
+        self._rank, self._job, self._model, self._wait = rank, job, model, wait
+        self._shards = shards
+        self._clip = optimizer.clip
+        self._evaluation = job.evaluation()
+        self._groups = groups_on(rank, job, model.copies)
+        self._generation = 0
+        self._sharing = self._shared() if job.drawn else None
+        self._read_first: dict[int, str] = {}
+        self._tells_first_read = job.replicas > 1
+        rank.hears[Topic.READ] = self._hear_first_read
+        self._begin(step=0)
+
+    # The training.
+
+    def train(self, batches: Iterable[Any] | None) -> bool:
+        """Run one step. Returns False if the batches ended before it was whole."""
+        state = self.training.state
+        state.ask_step()
+        first = self._tell_first_read if self._tells_first_read else None
+        own = self._reader(self._job, batches, first)
+        if self._sharing is None:
+            self.training.reader = own
+        else:
+            step, _ = self._job.step_of(state.asked - 1)
+            self.training.reader = self._sharing.of_step(step, self._generation, own)
+        with self._rank.trace.step():
+            self._rank.loop.run(self.training, lambda: state.finished or state.cut_short)
+        return not state.cut_short
+
+    @property
+    def ended_after(self) -> int:
+        """Number of microbatches that the step had before it was cut short."""
+        end = self.training.state.end
+        assert end is not None
+        return self._job.step_of(end)[1]
+
+    def settle(self) -> None:
+        """Take offloaded state of steps that are done back to where it belongs; between calls it
+        may still be under way."""
+        self._rank.loop.settle(self.training)
+
+    def begin_again(self, step: int) -> None:
+        """Begin a step under a new generation; all work under way is dropped but for offloaded
+        state on its way back."""
+        self.settle()
+        self._generation += 1
+        self._rank.loop.forget(older_than=self._generation)
+        self._model.drop()
+        self._begin(step)
+
+    def step_result(self, step: int) -> StepResult:
+        """The result of a step that this rank has done; to be asked for once."""
+        outcome, rank = self._stepping.outcome(step), self._rank
+        norm: Callable[[], float | None] = lambda: outcome.norm  # noqa: E731
+        if outcome.norm is None and rank.is_main:
+            norms = rank.exchange.claim(
+                Topic.STEPPED,
+                step,
+                [self._rank_of(*seat) for seat in voters_of(self._job)],
+                generation=self._generation,
+            )
+            norm = lambda: float(total_norm(self._wait(norms, f"the gradient norm of step {step}")))  # noqa: E731
+        return StepResult(
+            step=step,
+            loss=outcome.loss,
+            lr=self._model.lr,
+            skipped=outcome.skipped,
+            loss_scale=self._model.loss_scale.of(step) if self._model.loss_scale else None,
+            _grad_norm=norm,
+        )
+
+    def _begin(self, step: int) -> None:
+        mail, model, mesh = Mail(), self._model, self._rank.mesh
+        generation, transport = self._generation, self._rank.transport
+        land: Land = partial(transport.expect, generation)
+        has_stays, in_scratch = self._job.stays is not None, self._job.offloads_weights
+        weights = WeightsWorker(model.buckets, mail, land, has_stays, in_scratch)
+        gradients = GradientWorker(
+            model.buckets,
+            mail,
+            land,
+            transport.still_reads,
+            weights.expect_new,
+            self._groups,
+            self._job.step_completed_by,
+        )
+        collectives = CollectiveWorker(
+            model.buckets,
+            self._groups,
+            partial(by_rank, self._job),
+            self._rank.collective_queue,
+            mail,
+        )
+        stepping = SteppingWorker(
+            self._job,
+            model.buckets,
+            model.pipes,
+            gradients.take_sums,
+            mail,
+            self._clip,
+            self._tell_norms,
+            model.loss_scale,
+            self._skip,
+        )
+        may_skip = model.loss_scale is not None
+        slots = SlotNumbers(self._job.microbatches if self._job.drawn else 0)
+        stages = StageWorker(self._job, model.stages, mail, gradients, slots, may_skip)
+        hears = {
+            Meaning.LOSS: stepping.hear_losses,
+            Meaning.VOTE: stepping.hear_vote,
+            Meaning.TURN: collectives.hear_turn,
+        }
+        offload = OffloadWorker(model.buckets)
+        every: list[Worker] = [stages, gradients, collectives, weights, stepping, offload]
+        if model.stash is not None:
+            every.append(StashWorker(model.stages, model.stash, slots))
+        workers = Workers(mail, every, hears)
+        state = RankState(
+            self._job,
+            mesh.pipe_rank,
+            replica=mesh.data_rank,
+            buckets=model.copies,
+            first_step=step,
+            checks=False,
+        )
+        self._stepping = stepping
+        self.training = Session(generation, state, workers, self._reader(self._job, None))
+
+    def _skip(self, stage: int) -> None:
+        """Leave a stage as it was before a step, where an overflow skips that; a step that is
+        skipped for its norm alone leaves buffers as its forwards have made them."""
+        if self._model.loss_scale is not None:
+            self._model.stages[stage].recall_buffers()
+
+    def _tell_norms(self, step: int, stage: int, norms: Norms) -> None:
+        seat = Seat(self._model.pipes[stage], stage)
+        about = voters_of(self._job).index(seat)
+        self._rank.exchange.tell(MAIN, Note(Topic.STEPPED, about, step), norms, self._generation)
+
+    # An evaluation.
+
+    def evaluate(self, batches: Iterable[Any] | None, outputs: bool) -> EvalResult | None:
+        """Run one evaluation. Returns None where no replica has a microbatch."""
+        self.settle()
+        self._generation += 1
+        generation, rank, job, mail = self._generation, self._rank, self._evaluation, Mail()
+        come = self._weights_on_demand()
+        worker = EvaluationWorker(job, self._model.stages, mail, outputs, come.bring)
+        state = RankState(job, rank.mesh.pipe_rank, replica=rank.mesh.data_rank, checks=False)
+        session = Session(generation, state, Workers(mail, [worker]), self._reader(job, batches))
+        last = job.placement.rank_of(job.last_stage)
+        with self._model.evaluating():
+            with self._whole_weights(), come:
+                rank.loop.run(session, lambda: state.finished)
+            if rank.mesh.pipe_rank == last:
+                losses = worker.losses()
+                for to in range(rank.size):
+                    said = (*losses, worker.outputs * (to == MAIN))
+                    rank.exchange.tell(
+                        to, Note(Topic.EVALUATED, rank.mesh.data_rank), said, generation
+                    )
+        last_ranks = [rank.mesh.rank_of(replica, last) for replica in range(job.replicas)]
+        evaluated = rank.exchange.claim(Topic.EVALUATED, 0, last_ranks, generation=generation)
+        what = "the results of an evaluation"
+        if state.end == 0 and not any(of for of, *_ in rank.exchange.awaited(evaluated, what)):
+            return None
+        given = rank.handover.given
+        return EvalResult(
+            lambda: [(Losses(*of), given(kept)) for *of, kept in self._wait(evaluated, what)]
+        )
+
+    @contextmanager
+    def _whole_weights(self) -> Iterator[None]:
+        """Context within which the weights of all stages here are whole, where copies keep them
+        together. How many microbatches an evaluation has, which stays would depend on, is known to
+        readers alone."""
+        if self._job.stays is None or not self._job.shards:
+            yield
+            return
+        for stage, buckets in sorted(self._model.buckets.items()):
+            for bucket in buckets:
+                bucket.begin_stay()
+            of_stage = [shard_of(bucket) for bucket in buckets]
+            mine = [shard.weights for shard in of_stage]
+            found = self._shards.for_all(stage, self._job.cuts[stage], mine)
+            parts = self._rank.handover.given(found)
+            for number, shard in enumerate(of_stage):
+                shard.take_weights([part[number] for part in parts])
+        try:
+            yield
+        finally:
+            for check in [bucket.end_stay() for bucket in self._model.all_buckets]:
+                check()
+
+    def _weights_on_demand(self) -> WeightsOnDemand:
+        """What brings weights from scratch in an evaluation."""
+        stays = self._job.stays
+        is_alone = stays is not None and not self._job.shards
+        return WeightsOnDemand(
+            self._model.buckets if is_alone else {}, stays.room if stays is not None else 0
+        )
+
+    # Readers.
+
+    def _reader(
+        self, job: Job, batches: Iterable[Any] | None, first: Callable[[str], None] | None = None
+    ) -> BatchReader:
+        rank = self._rank
+        return BatchReader(
+            batches, job, rank.mesh.data_rank, rank.generator, first, rank.loop.moves
+        )
+
+    def _shared(self) -> SharingReader:
+        """The reader of a replica that shares microbatches with others."""
+        rank = self._rank
+
+        def tell(replica: int, note: Note, payload: Any) -> None:
+            rank.loop.tell(self._rank_of(replica * self._job.placement.pipes, 0), note, payload)
+
+        reader = SharingReader(self._job, rank.mesh.data_rank, tell)
+        rank.hears[Topic.ASKS], rank.hears[Topic.GIVES] = reader.hear_ask, reader.hear_answer
+        return reader
+
+    def _tell_first_read(self, digest: str) -> None:
+        self._tells_first_read = False
+        self._rank.exchange.tell(MAIN, Note(Topic.READ, self._rank.mesh.data_rank), digest)
+
+    def _hear_first_read(self, note: Note, digest: str) -> None:
+        self._read_first[note.about] = digest
+        warn_of_equal_readers(self._read_first, note.about)
+
+    def ranks_of_replica(self, replica: int) -> list[int]:
+        """The ranks of the job that form one replica's pipeline."""
+        return [self._rank.mesh.rank_of(replica, pipe_rank) for pipe_rank in range(self._job.ranks)]
+
+    def _rank_of(self, pipe: int, stage: int) -> int:
+        return self._rank.mesh.rank_of(*self._job.placement.place_of(pipe, stage))

@@ -1,0 +1,493 @@
+"""The part of the model that a rank holds: its stages, and their parameters in buckets."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from axrt.config import Config, Memory
+from axrt.device.device import CPU
+from axrt.model.compiler import Compiler
+from axrt.model.layer_runs import RunSettings
+from axrt.model.layers import build
+from axrt.model.listed import ListedParameters
+from axrt.model.module import PipelineModule
+from axrt.model.precision import NarrowLayers, Place, place_of, types_of
+from axrt.model.seeds import BorrowedGenerator
+from axrt.model.stage import Stage
+from axrt.offload.tier import Tier
+from axrt.scheduler.bucket import BucketCopy, Copies
+from axrt.scheduler.job import Job
+from axrt.scheduler.plural import plural
+from axrt.store.assign import buckets_as_built
+from axrt.store.bucket import Bucket
+from axrt.store.bucket_settings import BucketSettings, LrSchedule, OptimizerFactory
+from axrt.store.flat import by_key, digest_of
+from axrt.store.saved_piece import SavedPiece
+from axrt.store.scratch import refused_as_setting
+from axrt.store.shards import cut_of
+from axrt.store.slots import Slots
+from axrt.store.stash import ScratchStash
+from axrt.world.mesh import Mesh
+
+from .loss_scale import LossScale
+
+_MIB = 1024 * 1024
+
+
+class _Shown(NamedTuple):
+    """A copy of a master that the user has been given."""
+
+    copy: nn.Parameter  # the copy
+    # digest of its values when they were the master's; a version would not tell what was
+    # written through `.data`
+    digest: int
+    master: nn.Parameter  # master in the bucket
+    bucket: Bucket  # bucket that has the master
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """The part of the model that a rank holds."""
+
+    stages: dict[int, Stage]  # stages of this rank, by number
+    buckets: dict[int, tuple[Bucket, ...]]  # buckets of each stage, by stage
+    # pipe whose copy of a stage this is, by stage; numbered over all replicas
+    pipes: dict[int, int]
+    # layers in a narrow type (mixed precision); None: they are as they are
+    narrow: NarrowLayers | None = None
+    # scale of the losses of each step; None: they are as they are
+    loss_scale: LossScale | None = None
+    scratch: Tier | None = None  # tier in which masters and moments live; None: on the device
+    # memory on the device to which they come; None where they live there
+    slots: Slots | None = None
+    # memory on the host for gradients of buckets that step there; None: none does
+    rooms: Slots | None = None
+    # stashes of microbatches in scratch; None: they stay on the device
+    stash: ScratchStash | None = None
+    given: frozenset[int] = frozenset()  # indices of the layers that are the user's own modules
+    # copies of masters that the user was given since the last call, where masters live in
+    # scratch
+    shown: list[_Shown] = field(default_factory=list)
+    # parameters that the layers had when they were taken; None: of a part of the model
+    listed: ListedParameters | None = None
+
+    def of_pipe(self, pipe: int) -> "LocalModel":
+        """The stages and buckets that belong to one pipe."""
+        mine = [stage for stage in self.stages if self.pipes[stage] == pipe]
+        return LocalModel(
+            {stage: self.stages[stage] for stage in mine},
+            {stage: self.buckets[stage] for stage in mine},
+            dict.fromkeys(mine, pipe),
+            self.narrow,
+            self.loss_scale,
+            self.scratch,
+            self.slots,
+            self.rooms,
+        )
+
+    @property
+    def copies(self) -> dict[int, tuple[Copies, ...]]:
+        """The copies of each bucket of a stage, by stage."""
+        return {
+            stage: tuple(bucket.copies for bucket in buckets)
+            for stage, buckets in self.buckets.items()
+        }
+
+    @property
+    def all_buckets(self) -> list[Bucket]:
+        """The buckets of all stages."""
+        return [bucket for buckets in self.buckets.values() for bucket in buckets]
+
+    def notes(self, memory: Memory) -> list[str]:
+        """What a person should know of offloaded state, in whole sentences."""
+        notes = list(self.scratch.notes) if self.scratch else []
+        notes += self.stash.notes if self.stash and not self.scratch else []
+        if any(bucket.route.keeps_moments for bucket in self.all_buckets):
+            notes.append(
+                "The optimizer cannot be stepped on tiny parameters, so what it keeps stays on the "
+                "device, and memory.offload takes masters alone."
+            )
+        most, has = memory.gathered, len(self.stages)
+        if any(bucket.has_stays for bucket in self.all_buckets) and has <= most:
+            key = "memory.offload_parameters" if memory.offload_parameters else "memory.zero = 3"
+            notes.append(
+                f"{key} frees little: a rank has {plural(has, 'stage')}, and memory.gathered = "
+                f"{most} may be whole at a time. Give it more schedule.chunks, with "
+                "schedule.policy = 'breadth-first'."
+            )
+        gb = sum(bucket.route.bytes_each_way for bucket in self.all_buckets) / 1e9
+        rate = memory.scratch_gb_s
+        if rate and gb / rate >= 1.0:
+            notes.append(
+                f"memory.scratch_gb_s = {rate:g}: a step takes at least {gb / rate:.0f} s to copy "
+                f"{gb:.2g} GB in each direction."
+            )
+        return notes
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first parameter group on this rank; nan where the rank has no
+        parameters."""
+        return next(
+            (bucket.lr for bucket in self.all_buckets if bucket.lr is not None), float("nan")
+        )
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The trained parameters here as plain torch lists them; masters where weights are narrow
+        and not in shards.
+
+        A tied weight is listed once, by the name that the first of its layers gives it.
+        """
+        called = {
+            id(p): (name, master)
+            for bucket in self.all_buckets
+            for name, (_, p), (_, master) in zip(
+                bucket.called, bucket.named, bucket.trained, strict=True
+            )
+        }
+        listed: dict[str, nn.Parameter] = {}
+        for stage in self.stages.values():
+            for _, parameter in stage.named_parameters():
+                listed.setdefault(*called[id(parameter)])
+        return list(listed.items())
+
+    def full(self) -> Callable[[Tensor], Tensor]:
+        """A function that gives, for a parameter or buffer of a layer, what stands for it in its
+        full type: the master of a trained parameter, the original of another narrow tensor, or the
+        tensor itself.
+
+        What is written there counts when it is published. The values of masters count while their
+        bucket is present; those of sharded masters never do.
+        """
+        if self.narrow is None and not self.has_masters:
+            return lambda tensor: tensor
+        wide: dict[Place, Tensor] = self.narrow.originals() if self.narrow else {}
+        for bucket in self.all_buckets:
+            for (_, parameter), master in zip(bucket.named, bucket.whole, strict=True):
+                wide[place_of(parameter)] = master
+        return lambda tensor: wide.get(place_of(tensor), tensor) if tensor.numel() else tensor
+
+    # Copies of masters for `named_parameters`, where masters are offloaded: a parameter that brings
+    # itself to memory when it is read would need a tensor subclass, which optimizers do not expect.
+    def shown_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """`named_parameters` for the user: of masters that are elsewhere, copies on the CPU, the
+        same ones until they are published. What is written to a copy counts then."""
+        elsewhere = self.scratch and self.has_masters and not self.is_sharded
+        for bucket in self.all_buckets if elsewhere and not self.shown else ():
+            with bucket.route.present():
+                for _, master in bucket.trained:
+                    copy = nn.Parameter(master.detach().to("cpu", copy=True))
+                    self.shown.append(_Shown(copy, digest_of(copy), master, bucket))
+        shown = {of.master: of.copy for of in self.shown}
+        return [(name, shown.get(master, master)) for name, master in self.named_parameters()]
+
+    @property
+    def has_masters(self) -> bool:
+        """What is stepped is not what layers compute with, but for frozen parameters."""
+        return self.narrow is not None or any(bucket.has_masters for bucket in self.all_buckets)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Each rank keeps a shard of the state (ZeRO)."""
+        return any(bucket.shard for bucket in self.all_buckets)
+
+    def optimizers(self) -> dict[str, str]:
+        """What tells the optimizer of each bucket, by the name of its first parameter."""
+        return {of.named[0][0]: of.optimizer_told for of in self.all_buckets if of.named}
+
+    def pieces_of(self, layer: nn.Module, with_state: bool = True) -> list[SavedPiece]:
+        """What this rank keeps of a layer where state is sharded; see `BucketState.pieces_of`."""
+        found: list[SavedPiece] = []
+        for bucket in self.buckets_with(layer):
+            with bucket.route.present():
+                found += bucket.state.pieces_of(layer, with_state)
+        return found
+
+    def shapes_of(self, layer: nn.Module) -> dict[str, torch.Size]:
+        """The shape of each parameter in the buckets of a layer, by name."""
+        buckets = self.buckets_with(layer)
+        return {name: one.shape for bucket in buckets for name, one in bucket.named}
+
+    def buckets_with(self, layer: nn.Module) -> list[Bucket]:
+        """The buckets with parameters of a layer here."""
+        mine = set(layer.parameters())
+        return [
+            bucket
+            for bucket in self.all_buckets
+            if any(parameter in mine for _, parameter in bucket.named)
+        ]
+
+    def bucket_of(self) -> Callable[[Tensor], Bucket | None]:
+        """A function that gives, for a tensor of a layer, the bucket that steps it; None for a
+        buffer and for what is frozen."""
+        places = {
+            place_of(parameter): bucket
+            for bucket in self.all_buckets
+            for _, parameter in bucket.named
+        }
+        return lambda tensor: places.get(place_of(tensor))
+
+    def note_given_out(self) -> None:
+        """The user has been given parameters, see `Bucket.note_given_out`."""
+        for bucket in self.all_buckets:
+            bucket.note_given_out()
+
+    def keep_memory(self) -> None:
+        """Take what the user has done to weights between calls, see `Bucket.keep_memory`."""
+        for bucket in self.all_buckets:
+            bucket.keep_memory()
+
+    def _copies_here(self) -> Iterator[list[Bucket]]:
+        """The buckets of which this rank has several copies, that which is listed first: of tied
+        layers, or of the same layers in two pipes."""
+        buckets = self.all_buckets
+        for places in by_key(bucket.copies for bucket in buckets):
+            if len(places) > 1:
+                yield [buckets[place] for place in places]
+
+    # A write to a tied weight is carried on, and copies stay. One storage for all layers of a rank
+    # was thought of: two stages step at different times, and a step of the one would have to wait
+    # for the other. Copies are compared at the next call once the user has asked for parameters,
+    # which costs nothing before.
+    def reach_all_copies(self) -> None:
+        """Have what the user has written to a weight between calls reach the copies beside it."""
+        if self.scratch and self.has_masters:
+            return  # he was given copies of masters, see `publish_masters`
+        for first, *others in self._copies_here():
+            for other in others if not first.has_stays else ():
+                for (_, mine), (_, its) in zip(first.trained, other.trained, strict=True):
+                    # On an accelerator to look would be to wait for it.
+                    if its.device != CPU or not torch.equal(mine, its):
+                        with torch.no_grad():
+                            its.copy_(mine)
+
+    def publish_masters(self, given_out: bool) -> None:
+        """Give layers what was written to masters, in the layers' type.
+
+        Args:
+            given_out: the user has masters, and may have written to one through `.data`, which
+                changes no version. Then all are published.
+        """
+        for bucket in self.all_buckets if not self.scratch else ():
+            if given_out and not bucket.shard:
+                bucket.route.publish()
+            else:
+                bucket.publish_if_changed()
+        beside = {id(first): others for first, *others in self._copies_here()}
+        for copy, digest, master, bucket in self.shown:
+            if digest_of(copy) == digest:
+                continue
+            (place,) = (n for n, (_, one) in enumerate(bucket.trained) if one is master)
+            for one in (bucket, *beside.get(id(bucket), ())):
+                with one.route.present(changes=True), torch.no_grad():
+                    one.trained[place][1].copy_(copy)
+        self.shown.clear()
+
+    def publish(self) -> None:
+        """Give layers what was written to masters and originals, in the layers' type."""
+        self.publish_masters(given_out=False)
+        if self.narrow is not None:
+            self.narrow.publish()
+
+    def stage_of(self, place: int) -> int:
+        """The stage here that has a layer.
+
+        Args:
+            place: index of the layer in the model.
+        """
+        return next(number for number, of in self.stages.items() if str(place) in of.layers)
+
+    def layers(self) -> Iterator[tuple[int, nn.Module]]:
+        """Each layer with its index in the model."""
+        for stage in self.stages.values():
+            for place, layer in stage.layers.items():
+                yield int(place), layer
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Context with every module in evaluation mode, the loss too; afterwards each is in its
+        former mode."""
+        losses = [one.loss for one in self.stages.values() if isinstance(one.loss, nn.Module)]
+        whole = [*(layer for _, layer in self.layers()), *losses]
+        modules = list(dict.fromkeys(module for one in whole for module in one.modules()))
+        modes = [module.training for module in modules]
+        for module in modules:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+    def release(self, failed: bool = False) -> None:
+        """Give the user's own modules back as they were, with their new weights.
+
+        Args:
+            failed: True where offloaded masters may be out of reach, see `Bucket.release`.
+        """
+        for stage in self.stages.values():
+            stage.release()
+        for bucket in self.all_buckets:
+            places = {int(name.partition(".")[0]) for name, _ in bucket.named}
+            bucket.release(failed, wanted=bool(places & self.given))
+        if self.narrow is not None:
+            self.narrow.release()
+        if failed:  # a thread may be at scratch
+            return
+        for of in (self.scratch, self.stash):
+            if of is not None:
+                of.close()
+
+    def drop(self) -> None:
+        """Forget every microbatch under way, and all gradients."""
+        for stage in self.stages.values():
+            stage.drop()
+        if self.stash is not None:
+            self.stash.drop()
+        for bucket in self.all_buckets:
+            bucket.leave_memory()
+
+
+def local_model(
+    model: PipelineModule,
+    job: Job,
+    mesh: Mesh,
+    config: Config,
+    generator: BorrowedGenerator,
+    factory: OptimizerFactory,
+    lr_schedule: LrSchedule,
+    compiler: Compiler | None,
+    scratch: Tier | None = None,
+) -> LocalModel:
+    """Build the part of the model that this rank holds.
+
+    Args:
+        job: schedule that says where the model is cut, and which rank holds what.
+        factory: function that makes the optimizer of a bucket.
+        lr_schedule: function that gives the factor on the learning rate for a step.
+        compiler: compiler that runs the layers; None: they run as they are.
+        scratch: tier for masters and moments, and for stashes; None: all stay on the device.
+    Raises:
+        ConfigError: scratch has no room for them.
+    """
+    offloads_state = scratch is not None and config.memory.offload != "none"
+    slots = Slots(scratch, generator.device) if scratch and offloads_state else None
+    uses_host = scratch is not None and config.memory.steps_on_host
+    rooms = Slots(scratch, CPU, generator.device != CPU) if scratch and uses_host else None
+    stages, buckets, pipes = {}, {}, {}
+    types = types_of(config.precision)
+    narrow = NarrowLayers(types) if types.weights else None
+    loss_scale = LossScale(config.precision) if config.precision.scales else None
+    settings = BucketSettings(
+        factory,
+        lr_schedule,
+        generator.device,
+        in_float32=config.precision.gradients == "float32",
+        narrowest=types.weights,
+        pipes_a_group=job.pipes_a_group,
+        keeps_apart=job.in_tree,
+        slots=slots,
+        rooms=rooms,
+        in_scratch=job.offloads_weights,
+    )
+    to_run = RunSettings(
+        job,
+        generator,
+        mesh.data_rank,
+        types,
+        compiler,
+        loss_scale.of if loss_scale else None,
+        looks=True,
+    )
+    for stage in job.placement.stages_of(mesh.pipe_rank):
+        pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
+        first, end = job.cuts[stage], job.cuts[stage + 1]
+        layers = _Layers(model, range(first, end), config.run.seed, generator.device, narrow)
+        specs = buckets_as_built(
+            model.layers, job.cuts, stage, layers, job.pipes, config.memory.bucket_mb * _MIB
+        )
+        made = {}
+        for number, spec in specs:  # each as soon as its layers are there
+            with refused_as_setting():
+                made[number] = Bucket(
+                    spec,
+                    [layers.places[name] for name, _ in spec.named],
+                    BucketCopy(pipes[stage], stage, number),
+                    settings,
+                    [narrow.type_of(parameter) for _, parameter in spec.named] if narrow else (),
+                    cut_of(config, job, pipes[stage], spec.copies),
+                )
+        buckets[stage] = tuple(made[number] for number in sorted(made))
+        stages[stage] = Stage(
+            layers.built,
+            first,
+            model.loss_fn if stage == job.last_stage else None,
+            to_run,
+            job.recomputed.get(stage, 0),
+            job.offloads_stash(mesh.pipe_rank),
+        )
+        stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
+    if slots:
+        with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
+        slots.allocate(min(job.slots, len(with_state)))
+        if rooms:
+            rooms.allocate(min(job.host_rooms, len(with_state)))
+    offloads_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
+    stash = ScratchStash(scratch, generator.device) if scratch and offloads_stash else None
+    of_state = scratch if slots else None
+    given = [place for place, layer in enumerate(model.layers) if isinstance(layer, nn.Module)]
+    built = LocalModel(
+        *(stages, buckets, pipes, narrow, loss_scale, of_state, slots, rooms, stash),
+        frozenset(given),
+    )
+    return replace(built, listed=ListedParameters(built.layers()))
+
+
+# Layers are built as buckets ask for them, so a narrow run never has its whole stage in float32.
+class _Layers:
+    """The layers of a stage, each built when it is asked for: a rank never holds more than what it
+    has made of them and one layer.
+
+    Args:
+        narrow: layers in a narrow type, to which each is added; None: there are none.
+    Attributes:
+        built: layers that were built.
+        places: numbers that order parameters as the whole model does, by name: by layer, then as
+            the layer lists them.
+    """
+
+    def __init__(
+        self,
+        model: PipelineModule,
+        places: range,
+        seed: int,
+        device: torch.device,
+        narrow: NarrowLayers | None,
+    ) -> None:
+        self._model, self._of_stage, self._seed = model, places, seed
+        self._device, self._narrow = device, narrow
+        self.built: list[nn.Module] = []
+        self.places: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[tuple[int, list[tuple[str, nn.Parameter]]]]:
+        """The index of each layer, and the trained parameters that no layer before has."""
+        seen: set[nn.Parameter] = set()
+        for place in self._of_stage:
+            layer = build(self._model.layers, place, self._seed).to(self._device)
+            if self._narrow is not None:
+                self._narrow.add(layer)
+            self.built.append(layer)
+            named = [
+                (name, parameter)
+                for name, parameter in layer.named_parameters(prefix=str(place))
+                if parameter.requires_grad and parameter not in seen
+            ]
+            seen.update(parameter for _, parameter in named)
+            self.places.update(
+                {name: (place << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
+            )
+            yield place, named

@@ -1,0 +1,1 @@
+"""The job: how its ranks come up, stay alive, and go down."""

@@ -1,0 +1,1 @@
+"""The simulator: the brain of every rank on one clock, its costs, and what it shows."""

@@ -1,0 +1,525 @@
+"""The simulator: discrete events that drive the very brains and policies that the runtime runs.
+
+A rank runs one task of a queue at a time, so its copies of offloaded state share the bandwidth of
+their direction one after the other. Everything that happens at one instant is delivered
+before any rank picks. A message with a tensor waits for those before it on the same edge, takes its
+size over the bandwidth, and then, like any message, the latency. Jitter and hiccups are drawn for
+each stage and kind in the order of microbatches, so that every policy meets the same durations.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import exp
+from random import Random
+from typing import NamedTuple
+
+from ..bucket import Copies, copies_by_pipe
+from ..job import Job
+from ..linger import LINGER, Linger
+from ..message import Load, Meaning, Message
+from ..order import Order
+from ..placement import Placement
+from ..plural import plural
+from ..rules import Feature, OnDevice, Queue
+from ..sharing import Hand, microbatch_for_slot
+from ..state import END, RankState
+from ..task import AnyKind, Kind, Task
+from .reader_messages import has_ended, has_read
+from .timeline import Pause, Span, Timeline
+
+
+class StuckError(RuntimeError):
+    """No rank can move, and some work is left."""
+
+
+class Work(NamedTuple):
+    """The cost of one microbatch on a stage.
+
+    Args:
+        forward, input, weight: durations in the unit of `Costs`; a whole backward takes input +
+            weight.
+        sent: size of the activation that the stage sends on, and of its gradient that comes back,
+            in the unit of `Edge.bandwidth` x time.
+    """
+
+    forward: float = 1.0
+    input: float = 1.0
+    weight: float = 1.0
+    sent: float = 0.0
+
+
+class Edge(NamedTuple):
+    """The link from one rank to another.
+
+    Args:
+        latency: duration of any message on the way.
+        bandwidth: size per time; infinity (the default) makes size free.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+
+
+_UNIT, _AT_ONCE = Work(), Edge()
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Durations and sizes, each in any one unit.
+
+    Args:
+        work: cost of a rank, divided evenly over its chunks; or a tuple with the cost of each
+            stage.
+        reduce: duration of adding up one copy's shard of a bucket; used only where there are
+            replicas.
+        step: duration of the optimizer step on a bucket.
+        state: size of a bucket's offloaded state.
+        copies_in, copies_out: bandwidths of a rank's copies of such state, or of gradients and
+            weights where steps are on the host, to the device and from it, in size per time;
+            infinity (the default) makes copies free.
+        offload, reload: durations of taking out and bringing back what a microbatch keeps on a
+            rank from its forward to its backward; divided evenly over the rank's chunks, or a tuple
+            with those of each stage.
+        others: duration of other kinds of work that are not of a microbatch, such as steps on the
+            host, by kind; a missing kind takes 0.
+        task: duration added to every forward, recomputation and backward, and to each piece of one,
+            for the loop itself.
+        edge: link between any two ranks.
+        edges: links that differ from `edge`, by (from, to), with ranks numbered over all replicas.
+        message: duration for which a rank is busy sending any message, besides its tasks; its
+            messages leave one after the other.
+        node: number of consecutive ranks on a node, numbered over all replicas; 0: all.
+        between_nodes: link from each rank to all ranks of other nodes together: its messages to
+            them take turns.
+        bucket: size of a bucket's gradient, and of its weights.
+        jitter: sigma of a lognormal factor on the durations of forwards, recomputations and
+            backwards, whose median is 1; 0 is none.
+        lengths: sigma of a lognormal factor on the forwards, recomputations and backwards of a
+            microbatch, the same on all stages, whose median is 1: sequences differ in length; 0 is
+            none.
+        hiccups: (share, factor): that share of forwards, recomputations and backwards takes
+            `factor` times as long; share 0 is none.
+        stragglers: factor on the forwards, recomputations and backwards of a rank, by rank numbered
+            over all replicas; a missing rank has 1.
+        recomputed: share of a forward that runs again before a backward, by stage; a missing stage
+            that recomputes has 1.
+        pieces: number of pieces of a weight gradient.
+        linger: longest wait before an early weight gradient (anticipation), as a share of its
+            duration; 0: nobody waits. A weight gradient in several pieces never waits.
+        seed: seed of jitter, lengths and hiccups.
+    """
+
+    work: Work | tuple[Work, ...] = _UNIT
+    reduce: float = 0.0
+    step: float = 0.0
+    state: float = 0.0
+    copies_in: float = float("inf")
+    copies_out: float = float("inf")
+    offload: float | tuple[float, ...] = 0.0
+    reload: float | tuple[float, ...] = 0.0
+    others: Mapping[AnyKind, float] = field(default_factory=dict)
+    task: float = 0.0
+    edge: Edge = _AT_ONCE
+    edges: dict[tuple[int, int], Edge] = field(default_factory=dict)
+    message: float = 0.0
+    node: int = 0
+    between_nodes: Edge = _AT_ONCE
+    bucket: float = 0.0
+    jitter: float = 0.0
+    lengths: float = 0.0
+    hiccups: tuple[float, float] = (0.0, 1.0)
+    stragglers: dict[int, float] = field(default_factory=dict)
+    recomputed: dict[int, float] = field(default_factory=dict)
+    pieces: int = 4
+    linger: float = LINGER
+    seed: int = 0
+
+    def of_stage(self, placement: Placement, stage: int) -> Work:
+        """The cost of one microbatch on a stage."""
+        if not isinstance(self.work, Work):
+            return self.work[stage]
+        forward, back, weight, sent = self.work
+        return Work(
+            forward * placement.share, back * placement.share, weight * placement.share, sent
+        )
+
+    def of_busiest(self, placement: Placement) -> float:
+        """The duration of one microbatch on the rank with most work.
+
+        A microbatch goes through one pipe, so of several pipes it is the average.
+        """
+        of_ranks = [
+            sum(sum(self.of_stage(placement, stage)[:3]) for stage in placement.stages_of(rank))
+            for rank in range(placement.ranks)
+        ]
+        return max(of_ranks) / placement.pipes
+
+
+def _ring(costs: Costs, copies: int) -> float:
+    """The time on the way of an all-reduce by a library, as of a ring: what the same bucket's parts
+    and sums take."""
+    latency, bandwidth = costs.edge
+    return 2 * (copies - 1) * (latency + costs.bucket / copies / bandwidth)
+
+
+def _of_stage(cost: float | tuple[float, ...], placement: Placement, stage: int) -> float:
+    return cost[stage] if isinstance(cost, tuple) else cost * placement.share
+
+
+class _Durations:
+    """Durations of tasks of one of several pipes, with factors drawn once for each stage, kind and
+    microbatch."""
+
+    def __init__(self, costs: Costs, job: Job, pipe: int) -> None:
+        placement = job.placement
+        self._costs = costs
+        self._pipe = pipe
+        replica, of_replica = divmod(pipe, placement.pipes)
+        self._streams: dict[tuple[AnyKind, int], Random] = {}
+        self._factors: dict[tuple[AnyKind, int], float] = {}
+        self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
+        self._base: dict[tuple[AnyKind, int], float] = {}
+        self.numbers: dict[int, int | None] = {}
+        self._on_buckets = {
+            Kind.STEP: costs.step,
+            Kind.REDUCE: costs.reduce,
+            Kind.ACROSS: costs.reduce / job.pipes_a_group,
+            Kind.COLLECT: costs.reduce + _ring(costs, job.pipes),
+            Kind.FETCH: costs.state / costs.copies_in,
+            Kind.STORE: costs.state / costs.copies_out,
+            Kind.UNLOAD: costs.bucket / costs.copies_out,
+            Kind.LOAD: costs.bucket / costs.copies_in,
+            **costs.others,
+        }
+        for stage in range(placement.stages):
+            slow = costs.stragglers.get(
+                replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0
+            )
+            forward, back, weight, _ = costs.of_stage(placement, stage)
+            self._base[Kind.FORWARD, stage] = slow * forward
+            self._base[Kind.RECOMPUTE, stage] = slow * forward * costs.recomputed.get(stage, 1.0)
+            self._base[Kind.INPUT, stage] = slow * back
+            self._base[Kind.WEIGHT, stage] = slow * weight
+            self._base[Kind.OFFLOAD, stage] = _of_stage(costs.offload, placement, stage)
+            self._base[Kind.RELOAD, stage] = _of_stage(costs.reload, placement, stage)
+
+    def of(self, task: Task) -> float:
+        kind, stage, *_ = task
+        if not kind.of_a_microbatch:
+            return self._on_buckets.get(kind, 0.0)
+        size = self._length(task.microbatch)
+        if size == 0.0:
+            return 0.0
+        if kind in (Kind.OFFLOAD, Kind.RELOAD):
+            return self._base[kind, stage] * size
+        return self._costs.task + size * self._computing(task)
+
+    def _length(self, slot: int) -> float:
+        """The factor on what the microbatch of a slot takes; 0 where the slot is empty."""
+        number = self.numbers[slot]
+        if number is None:
+            return 0.0
+        if not self._costs.lengths:
+            return 1.0
+        return exp(self._costs.lengths * Random(f"{self._costs.seed} length {number}").gauss(0, 1))
+
+    def _computing(self, task: Task) -> float:
+        kind, stage, _, part = task
+        if kind is Kind.BACKWARD:
+            parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
+            return parts + self._base[Kind.WEIGHT, stage] * self._factor(Kind.WEIGHT, stage)
+        if kind is Kind.WEIGHT:  # its pieces share what the first has drawn
+            factor = (
+                self._factors[kind, stage] if part and self._varies else self._factor(kind, stage)
+            )
+            return self._base[kind, stage] / self._costs.pieces * factor
+        return self._base[kind, stage] * self._factor(kind, stage)
+
+    def usual(self, piece: Task) -> float:
+        """The duration of a piece of a weight gradient where nothing varies."""
+        return self._costs.task + self._base[piece.kind, piece.stage] / self._costs.pieces
+
+    def _factor(self, kind: AnyKind, stage: int) -> float:
+        if not self._varies:
+            return 1.0
+        lane = (kind, stage)
+        stream = self._streams.get(lane)
+        if stream is None:
+            of_pipe = f" {self._pipe}" if self._pipe else ""
+            stream = self._streams[lane] = Random(
+                f"{self._costs.seed} {kind.value} {stage}{of_pipe}"
+            )
+        share, slow = self._costs.hiccups
+        factor = exp(self._costs.jitter * stream.gauss(0, 1))
+        self._factors[lane] = factor * slow if stream.random() < share else factor
+        return self._factors[lane]
+
+
+class _Simulation:
+    """The brains, the clock, and the events under way.
+
+    A place is a rank of the job: the ranks of replica 0 come first, then those of replica 1.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        costs: Costs,
+        buckets: Mapping[int, Sequence[Copies]],
+        features: Sequence[Feature] | None,
+    ) -> None:
+        self._placement, self._costs = job.placement, costs
+        self._durations = [_Durations(costs, job, pipe) for pipe in range(job.pipes)]
+        self.end = None if job.trains else job.microbatches
+        self.states = [
+            RankState(job, rank, replica=replica, buckets=buckets, features=features)
+            for replica in range(job.replicas)
+            for rank in range(job.ranks)
+        ]
+        self.line = Timeline(
+            len(self.states),
+            job.microbatches,
+            reductions=job.reductions,
+            stays=job.stays_a_step,
+        )
+        self._running: set[tuple[int, Queue]] = set()
+        self._events: list[
+            tuple[float, int, int, Message | Task | None]
+        ] = []  # when, order, place; what arrives or ends, or just: look
+        self._counter = 0
+        self._job = job
+        self._port_free = [0.0] * len(self.states)
+        self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
+        self._usual = [partial(self._usual_on, state) for state in self.states]
+        self._lingers = [Linger(costs.linger) for _ in self.states]
+        self._idle_since: list[tuple[float, str] | None] = [None] * len(self.states)
+        self._hands: dict[int, list[Hand]] = {}  # of each step
+
+    def run(self, asked: int, barrier: bool) -> Timeline:
+        """Run `asked` steps; under a barrier a step begins when all ranks have done the one
+        before."""
+        now = 0.0
+        for calls_left in reversed(range(asked if barrier else 1)):
+            for state in self.states:
+                for _ in range(0 if self.end is not None else 1 if barrier else asked):
+                    state.ask_step()
+            now = self._run_all(now, calls_left > 0)
+        return self.line
+
+    def _run_all(self, now: float, more: bool) -> float:
+        """Run until nothing is under way; where more steps will be asked for, until those asked for
+        are done, while copies may go on."""
+        touched: Iterable[int] = range(len(self.states))
+        while True:
+            self._read()
+            for place in sorted(touched):
+                for queue in self.states[place].queues:
+                    if (place, queue) not in self._running:
+                        self._start(place, queue, now)
+            if not self._events or (more and all(state.finished for state in self.states)):
+                break
+            now = self._events[0][0]
+            moved: set[int] = set()
+            while self._events and self._events[0][0] <= now:
+                _, _, place, what = heapq.heappop(self._events)
+                moved.add(place)
+                if isinstance(what, Task):
+                    moved |= self._finish(place, what, now)
+                elif what is not None:
+                    self.states[place].deliver(what)
+            touched = moved
+        stuck = [
+            str(lack)
+            for state in self.states
+            if not (state.finished and (more or state.settled))
+            for lack in state.waiting_for()
+        ]
+        if stuck:
+            raise StuckError(f"the schedule is stuck: {'; '.join(stuck[:8])}")
+        return now
+
+    def _read(self) -> None:
+        """Readers are never late."""
+        for first in self.states[self._placement.rank_of(0) :: self._placement.ranks]:
+            while (number := first.microbatch_to_read()) is not None:
+                ended = number == self.end
+                pipe = first.replica * self._placement.pipes + number % self._placement.pipes
+                self._durations[pipe].numbers[number] = self._microbatch(first.replica, number)
+                said = (
+                    has_ended(self._placement, [first.replica], number)
+                    if ended
+                    else has_read(self._placement, first.replica, number)
+                )
+                for message in said:
+                    self.states[self._place_of(message)].deliver(message)
+
+    def _microbatch(self, replica: int, number: int) -> int | None:
+        """The running number over all replicas of the microbatch in a replica's slot."""
+        job = self._job
+        step, within = job.step_of(number)
+        index: int | None = replica * job.microbatches + within
+        if job.drawn:
+            if step not in self._hands:
+                self._hands[step] = [Hand.of(job, replica) for replica in range(job.replicas)]
+            is_last = job.ends_a_step(number)
+            index = microbatch_for_slot(self._hands[step], replica, is_last)
+        return None if index is None else step * job.microbatches_in_all + index
+
+    def _start(self, place: int, queue: Queue, now: float) -> None:
+        state, linger = self.states[place], self._lingers[place]
+        waited_until = linger.until
+        task = linger.pick(state, queue, now, self._has_more, self._usual[place])
+        if linger.until not in (waited_until, None):
+            self._push(linger.until, place, None)
+        if task is None:
+            if queue is OnDevice.COMPUTE and self._idle_since[place] is None:
+                self._idle_since[place] = (now, state.why_idle())
+            return
+        if queue is OnDevice.COMPUTE and self._idle_since[place] is not None:
+            self._end_pause(place, now)
+        state.start(task, self._has_more(task))
+        self._running.add((place, queue))
+        end = now + self._durations[state.pipe_of[task.stage]].of(task)
+        self.line.spans.append(Span(place, task, now, end))
+        self._push(end, place, task)
+
+    def _usual_on(self, state: RankState, task: Task) -> float:
+        return self._durations[state.pipe_of[task.stage]].usual(task)
+
+    def _has_more(self, task: Task) -> bool:
+        return task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1
+
+    def _finish(self, place: int, task: Task, now: float) -> set[int]:
+        """Finish a task. Returns the places that have heard of it at once."""
+        self._running.remove((place, self.states[place].queue_of(task)))
+        heard = set()
+        for message in self.states[place].finish(task):
+            to = self._place_of(message)
+            when = self._arrival(place, to, message, now)
+            if when <= now:
+                self.states[to].deliver(message)
+                heard.add(to)
+            else:
+                self._push(when, to, message)
+        return heard
+
+    def _arrival(self, source: int, to: int, message: Message, now: float) -> float:
+        if source == to:
+            return now
+        leaves = self._port_free[source] = max(now, self._port_free[source]) + self._costs.message
+        way, (latency, bandwidth) = self._link(source, to)
+        if message.meaning.load is Load.WORD or bandwidth == float("inf"):
+            return leaves + latency
+        free = self._edge_free[way] = (
+            max(leaves, self._edge_free[way]) + self._size(message) / bandwidth
+        )
+        return free + latency
+
+    def _link(self, source: int, to: int) -> tuple[tuple[int, int], Edge]:
+        """The link that a message takes, and the way that it shares with others."""
+        node = self._costs.node
+        if node and source // node != to // node:
+            return (source, -1), self._costs.between_nodes
+        return (source, to), self._costs.edges.get((source, to), self._costs.edge)
+
+    def _size(self, message: Message) -> float:
+        if message.meaning.load is Load.SHARD:
+            return self._costs.bucket / self._job.pipes_a_group
+        if message.meaning.load is Load.PART_OF_SHARD:
+            return self._costs.bucket / self._job.pipes
+        sender = message.stage - (message.meaning is Meaning.ACTIVATION)
+        return self._costs.of_stage(self._placement, sender).sent
+
+    def _place_of(self, message: Message) -> int:
+        replica, rank = self._placement.place_of(message.pipe, message.stage)
+        return replica * self._placement.ranks + rank
+
+    def _end_pause(self, place: int, now: float) -> None:
+        pause, self._idle_since[place] = self._idle_since[place], None
+        if pause is not None and now > pause[0]:
+            self.line.pauses.append(Pause(place, pause[1], pause[0], now))
+
+    def _push(self, when: float, place: int, what: Message | Task | None) -> None:
+        self._counter += 1
+        heapq.heappush(self._events, (when, self._counter, place, what))
+
+
+def simulate(
+    job: Job,
+    costs: Costs,
+    *,
+    steps: int = 1,
+    barrier: bool = False,
+    buckets: int | Sequence[int] = 1,
+    features: Sequence[Feature] | None = None,
+) -> Timeline:
+    """Run a job on made-up time.
+
+    Args:
+        job: a training, or an evaluation of one step's microbatches.
+        costs: how long everything takes.
+        steps: number of steps to run; of an evaluation 1.
+        barrier: True if a step begins only when all ranks have done the one before.
+        buckets: number of buckets of every stage, or of each stage, at least 1; each is a task of
+            its own wherever work is done on buckets.
+        features: functions that make the rows of the table; None: those of the job.
+    Returns:
+        A timeline with a row for each rank of each replica.
+    Raises:
+        ValueError: the costs say that a stage recomputes, and the job does not; or the buckets
+            are not those of its stages.
+        StuckError: no rank can move and some work is left; the text names what each rank lacks.
+    """
+    if unknown := sorted(costs.recomputed.keys() - job.recomputed.keys()):
+        raise ValueError(
+            f"the costs of stages {unknown} have a share that is recomputed; expected them in the "
+            "job's recomputed too"
+        )
+    line = _Simulation(job, costs, _copies(job, buckets), features).run(steps, barrier)
+    line.ideal = job.drawn_a_step * steps * costs.of_busiest(job.placement)
+    line.title = str(job)
+    last = [0.0] * line.ranks
+    for span in line.on_device():
+        last[span.rank] = max(last[span.rank], span.end)
+    line.pauses += [
+        Pause(place, END, end, line.makespan)
+        for place, end in enumerate(last)
+        if end < line.makespan
+    ]
+    return line
+
+
+def _copies(job: Job, buckets: int | Sequence[int]) -> dict[int, list[Copies]]:
+    """The copies of each bucket of a stage, by stage."""
+    counts = [buckets] * job.stages if isinstance(buckets, int) else buckets
+    if len(counts) != job.stages or min(counts) < 1:
+        raise ValueError(
+            f"{list(counts)} buckets on {plural(job.stages, 'stage')}; expected a number for each "
+            "stage, at least 1"
+        )
+    return {
+        stage: [copies_by_pipe(stage, bucket, job.pipes) for bucket in range(count)]
+        for stage, count in enumerate(counts)
+    }
+
+
+_EQUAL = Costs(pieces=1)
+
+
+def order_of(job: Job, costs: Costs = _EQUAL) -> Order:
+    """The order in which a job runs on a steady machine.
+
+    Args:
+        job: a job of one replica.
+        costs: how long everything takes, weight gradients in one piece; by default forward, input
+            gradient and weight gradient take equally long.
+    Raises:
+        StuckError: the schedule is stuck.
+    """
+    rows: list[list[Task]] = [[] for _ in range(job.ranks)]
+    for span in simulate(job, costs).computing():
+        rows[span.rank].append(span.task)
+    return Order(job.placement, job.microbatches, tuple(map(tuple, rows)))
