@@ -24,62 +24,28 @@ downstream.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from .bucket import Copies, copies_by_pipe
+from .follows import Follows
 from .job import Job, Seat
-from .lane import Counter, Gate, Lane
+from .lacks import Coordinates, Diagnosis, Lack
+from .lane import Gate, Lane
 from .message import Meaning, Message
 from .plural import plural
-from .rules import Feature, OnDevice, Pool, Queue, Row, features_of
+from .rank_view import RankView
+from .refusals import IllegalMove, Refusals
+from .resources import Resources
+from .rules import Feature, OnDevice, Queue, Row, features_of
 from .rules.collectives import groups_of
 from .rules.row import always
-from .stash import StashMove, StashRooms
-from .stays import READERS
+from .running import Running
 from .table import UNLIMITED, Entry, Table
-from .task import AnyKind, Kind, Task
+from .task import Kind, Task
 from .turns import turns_of
 
 
-class IllegalMove(AssertionError):
-    """An event that cannot happen. Nothing was changed, and the text tells the lane's story."""
-
-
-# Why a rank is idle: nothing has come, the policy says no, state is on its way, nothing is left.
-CAUSES = INPUT, ROOM, COPIES, END = "input", "room", "copies", "end"
-
-
-_WHOLE_WEIGHTS = (Gate.FORWARDS, Gate.RECOMPUTES, Gate.BACKWARDS)  # where they come for a stay
-_ON_HOST = (Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)  # a step on the host, and the ways there
-
-
-class Coordinates(NamedTuple):
-    """The replica of a rank, and its index within the pipeline."""
-
-    replica: int
-    rank: int
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}" + (f" of replica {self.replica}" if self.replica else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Lack:
-    """Something that keeps a head from running."""
-
-    task: Task  # the head that cannot run
-    # name of the counter that has not come far enough, or "room" where the policy's cap refuses
-    what: str
-    # rank that owes the next of what is counted; None for this rank itself
-    owed_by: Coordinates | None
-
-    def __str__(self) -> str:
-        owner = "" if self.owed_by is None else f" from {self.owed_by}"
-        return f"{self.task} lacks {self.what}{owner}"
-
-
-class RankState:
+class RankState(RankView):
     """The brain of one rank.
 
     Args:
@@ -97,8 +63,6 @@ class RankState:
             (or input gradient) not. A backward that runs still counts for memory, but work that is
             started now runs after it on the same device. Counting it would leave a stream idle
             between the last backward and the next forward.
-        held: number of microbatches that hold memory here, over all stages: forward started, weight
-            gradient not.
         memo: what policies have worked out from what has started here; empty after each start.
         reached: what policies keep of how far a plan has come.
         reads: this rank's reader reads the microbatches of its replica.
@@ -106,7 +70,6 @@ class RankState:
         beside: those of them besides that of the device's tasks.
         may_be_early: kinds of work whose heads may be early.
         asked: number of microbatches that are wanted, counted from the first step of the run.
-        end: number of microbatches there are, once a reader has said so; None before.
     """
 
     def __init__(
@@ -133,51 +96,35 @@ class RankState:
         self.memo: dict[Any, Any] = {}
         self.reached: dict[Any, int] = {}
         self._steps_done = first_step
-        self._free = {
-            Pool.SLOTS: job.slots,
-            Pool.ON_HOST: job.host_rooms,
-            Pool.ROOMS: job.stays.room if job.stays else 0,
-        }
-        offloads_stash = job.offloads_stash(rank)
-        self._stash = StashRooms(job.held_on_device, stages) if offloads_stash else None
-        # The stages of this rank in the order in which stays begin, and how many have begun.
-        self._order_of_stays = job.stays.order[rank] if job.stays else ()
-        self._stays_begun = 0
-        # What runs, in the order of its start: its row, the messages that follow once it has
-        # finished, and whether more pieces of it come.
-        self._running: dict[Task, tuple[Entry, list[Message], bool]] = {}
-        # The kinds and stages whose head runs and has not been told to be a piece or the whole.
-        self._untold: dict[tuple[AnyKind, int], Task] = {}
-        # The buckets of a stage that pieces of the task at its head have completed.
-        self._completed: dict[int, set[int]] = {stage: set() for stage in stages}
         self.pipe_of = {stage: job.pipe_of(replica, rank, stage) for stage in stages}
         buckets = buckets or {
             stage: (copies_by_pipe(stage, 0, job.pipes),) for stage in self.pipe_of
         }
-        mine = {stage: buckets[stage] for stage in stages}
-        self._groups = groups_of(job, mine)
-        self._turns = turns_of(self._groups, first_step)
-        self._table = Table(
-            job,
-            [Seat(pipe, stage) for stage, pipe in self.pipe_of.items()],
-            buckets,
-            features or features_of(job),
-        )
-        self._lanes, self.queues = self._table.lanes, self._table.queues
-        self._entry_of = self._table.entry_of
+        groups = groups_of(job, {stage: buckets[stage] for stage in stages})
+        seats = [Seat(pipe, stage) for stage, pipe in self.pipe_of.items()]
+        table = self._table = Table(job, seats, buckets, features or features_of(job))
+        self._lanes, self.queues = table.lanes, table.queues
+        self._entry_of = table.entry_of
+        me = self._me = Coordinates(replica, rank)
+        turns = turns_of(groups, first_step)
+        running = self._running = Running()
+        resources = self._resources = Resources(job, rank, turns, self._lanes)
+        self._follows = Follows(job, self.pipe_of, table, turns)
+        self._refusals = Refusals(job, me, self.pipe_of, table, running, resources)
+        self._diagnosis = Diagnosis(job, me, table, running, resources, groups, self._admits)
         # Those of messages that wake no work of once a step; an evaluation has an end instead of
         # steps, and checks every message against it.
         self._inboxes = {
             address: inbox
-            for address, inbox in self._table.inboxes.items()
-            if job.trains and address[0] not in self._table.wakers
+            for address, inbox in table.inboxes.items()
+            if job.trains and address[0] not in table.wakers
         }
         self._has_one_queue = len(self.queues) == 1
         self.beside = [queue for queue in self.queues if queue is not OnDevice.COMPUTE]
-        self.may_be_early = self._table.early
+        self.may_be_early = table.early
         self._look_again()
         self._entries = list(self._entered())
-        for lane in self._table.all_lanes():
+        for lane in table.all_lanes():
             lane.begin_at(first_step)
 
     def _entered(self) -> Iterator[tuple[Lane, Meaning]]:
@@ -188,44 +135,6 @@ class RankState:
             stage, meaning = (0, Meaning.ACTIVATION) if pipe == 0 else (last, Meaning.TARGET)
             if self.rank == self.placement.rank_of(stage, pipe):
                 yield self._lanes[stage], meaning
-
-    # The view of a policy (policies.policy.View).
-
-    def started(self, kind: AnyKind, stage: int) -> int:
-        """Number of tasks of a kind that have started on a stage of this rank."""
-        return self._lanes[stage].count[kind] // self.placement.pipes
-
-    # In flight ends at the start of a backward, so that a stream takes the next forward behind it.
-    def in_flight_of(self, stage: int) -> int:
-        """Number of microbatches in flight on one stage of this rank."""
-        back = Kind.INPUT if self.job.splits else Kind.BACKWARD
-        return self.started(Kind.FORWARD, stage) - self.started(back, stage)
-
-    def forwards_left(self, task: Task) -> bool:
-        """Some forwards of the task's step have not started on the task's stage."""
-        started = self._lanes[task.stage].count[Kind.FORWARD]
-        if self.end is not None and started >= self.end:
-            return False
-        step = task.microbatch // self.microbatches
-        return started < (step + 1) * self.microbatches
-
-    @property
-    def held_on_device(self) -> int:
-        """Number of microbatches that hold memory on the device, over all stages: `held` where
-        nothing of them is offloaded."""
-        return self._stash.on_device if self._stash else self.held
-
-    def has_room(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
-        """The device has room for the stash that work on a stage makes or brings back."""
-        return self._stash is None or self._stash.admits(move, stage, is_near)
-
-    def has_stepped(self, stage: int, stay: int) -> bool:
-        """The weights that a stay of a stage is for have been stepped."""
-        return self._lanes[stage].count[Gate.STEPPED] > stay
-
-    def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
-        """Every message of that meaning up to and including that number is here."""
-        return self._lanes[stage].count[meaning] > number
 
     # Where the job stands.
 
@@ -238,9 +147,8 @@ class RankState:
     def finished(self) -> bool:
         """Everything asked for is done on this rank, and whole weights have been let go."""
         if self.job.trains:
-            room = self.job.stays.room if self.job.stays else 0
             is_done = self.job.first_of(self._steps_done) >= self.asked
-            return is_done and self._free[Pool.ROOMS] == room
+            return is_done and self._resources.none_gathered
         return self.end is not None and all(
             lane.finished[Kind.BACKWARD] >= self.end for lane in self._lanes.values()
         )
@@ -324,7 +232,7 @@ class RankState:
         if message.meaning is Meaning.TURN:
             self._hear_turn(message)
             return
-        self._addressed(message).arrive(message.meaning, message.number)
+        self._refusals.addressed(message, self.end).arrive(message.meaning, message.number)
         if message.meaning in self._table.wakers:
             self._look_again()
 
@@ -338,7 +246,7 @@ class RankState:
             None where no head of the queue may run. Nothing changes until `start`.
         """
         ready: list[tuple[Row, Task]] = []
-        asked, untold, policy = self.asked, self._untold, self.policy
+        asked, untold, policy = self.asked, self._running.untold, self.policy
         for entry, kind, stage, heads, parts, needs in self._table.often[queue]:
             # Inputs of a step that was not asked for here may have come: another rank is in its
             # next call, and the user of this one may do something before.
@@ -382,8 +290,8 @@ class RankState:
             for row, head in heads
             if self.job.first_for(*head[:3]) < self.asked
             and self._admits(row, head)
-            and self._has_turn(row, head)
-            and self._has_room(row)
+            and self._resources.has_turn(row, head)
+            and self._resources.has_place(row)
         ]
         # Whether the others may run may change at any time, but for those that an event wakes.
         others = (entry.row.takes is None and not entry.row.fills for entry in once)
@@ -396,7 +304,9 @@ class RankState:
         Raises:
             IllegalMove: this rank has several queues, and no such task.
         """
-        return self.queues[0] if self._has_one_queue else self._row_of(task, "run").row.queue
+        return (
+            self.queues[0] if self._has_one_queue else self._refusals.row_of(task, "run").row.queue
+        )
 
     def is_early(self, task: Task, more: bool) -> bool:
         """By the policy's plan other work comes before a picked task, and should be here any
@@ -409,33 +319,18 @@ class RankState:
         """
         if task.kind not in self.may_be_early or more or task.part > 0:
             return False
-        return self._row_of(task, "start").row.early(task, self)
+        return self._refusals.row_of(task, "start").row.early(task, self)
 
     def why_idle(self) -> str:
         """The cause of an idle rank, one of `CAUSES`; for when `pick` has found nothing, or
         something early."""
-        for entry in self._table.entries:
-            row, lane, kind = entry.row, entry.lane, entry.kind
-            if row.fills or (row.level == 0 and row.admitted is always):
-                continue
-            first = self.job.first_for(kind, entry.stage, lane.count[kind])
-            if first < self.asked and lane.is_ready(kind):
-                return ROOM
-        if self._waits_for_copies():
-            return COPIES
-        return END if self.finished else INPUT
+        return self._diagnosis.why_idle(self.asked, self.finished)
 
-    def _waits_for_copies(self) -> bool:
-        """A step, its commit, a forward or a backward lacks nothing but what is on its way; or a
-        step on the host is under way."""
-        entries = self._table.entries
-        missing = [{counter for _, counter in of.lane.missing(of.kind)} for of in entries]
-        if any({copy} in missing for copy in (Kind.FETCH, Kind.RELOAD)):
-            return True
-        if self.job.offloads_weights and any({gate} in missing for gate in _WHOLE_WEIGHTS):
-            return True
-        waits = any(of.kind is Kind.UNLOAD and of.lane.is_ready(of.kind) for of in entries)
-        return waits or any(task.kind in _ON_HOST for task in self._running)
+    def waiting_for(self) -> list[Lack]:
+        """For every head that was asked for and may not run now: what it lacks, and which rank owes
+        it."""
+        wanted = self.asked if self.end is None else min(self.asked, self.end)
+        return self._diagnosis.waiting_for(wanted)
 
     def start(
         self, task: Task, more: bool | None = False, completes: Collection[int] = ()
@@ -454,36 +349,15 @@ class RankState:
         """
         kind, stage, _, part = task
         if self._checks:
-            self._check_start(task)
+            self._refusals.check_start(task)
         entry = self._entry_of[kind, stage, part if kind.of_a_bucket else None]
         if more is None and kind.in_pieces:
-            self._untold[kind, stage] = task
-            self._running[task] = entry, [], False
+            self._running.untold[kind, stage] = task
+            self._running.tasks[task] = entry, [], False
             return []
         if completes:
-            self._check_completes(task, completes)
+            self._refusals.check_completes(task, completes)
         return self._count(task, entry, bool(more), completes)
-
-    def _check_start(self, task: Task) -> None:
-        """Refuse a task that is no ready head."""
-        kind, stage, number, part = task
-        entry = self._row_of(task, "start")
-        row, lane = entry.row, entry.lane
-        if number != lane.count[kind] or part != lane.part[kind] or not lane.is_ready(kind):
-            piece = f"piece {lane.part[kind]} is next; " if part != lane.part[kind] else ""
-            raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
-        if (kind, stage) in self._untold:
-            raise IllegalMove(f"{task} cannot start: it runs; {self._story(stage)}")
-        if (row.in_turn or row.in_order) and not self._has_turn(row, task):
-            raise IllegalMove(f"{task} cannot start: it is not its turn; {self._story(stage)}")
-        if row.takes is not None and not self._has_room(row):
-            raise IllegalMove(
-                f"{task} cannot start: no {row.takes.value} is free; {self._story(stage)}"
-            )
-        if row.stash is not None and not self.has_room(row.stash, stage):
-            raise IllegalMove(
-                f"{task} cannot start: no room on the device is free; {self._story(stage)}"
-            )
 
     def tell(self, task: Task, more: bool, completes: Collection[int] = ()) -> list[Message]:
         """Say whether a task that has run was a piece; see `start`.
@@ -492,20 +366,12 @@ class RankState:
             IllegalMove: the task has not started, or was told before.
         """
         kind, stage, *_ = task
-        if self._untold.get((kind, stage)) != task:
-            raise IllegalMove(f"{task} cannot be told: {self._story(stage)}")
+        if self._running.untold.get((kind, stage)) != task:
+            raise IllegalMove(f"{task} cannot be told: {self._refusals.story(stage)}")
         if completes:
-            self._check_completes(task, completes)
-        del self._untold[kind, stage]
-        return self._count(task, self._row_of(task, "be told"), more, completes)
-
-    def _check_completes(self, task: Task, completes: Collection[int]) -> None:
-        buckets = len(self._table.buckets[task.stage])
-        if not set(completes) <= set(range(buckets)):
-            raise IllegalMove(
-                f"{task} cannot complete buckets {completes}; the stage has {buckets}: "
-                f"{self._story(task.stage)}"
-            )
+            self._refusals.check_completes(task, completes)
+        del self._running.untold[kind, stage]
+        return self._count(task, self._refusals.row_of(task, "be told"), more, completes)
 
     def _count(
         self, task: Task, entry: Entry, more: bool, completes: Collection[int]
@@ -520,10 +386,12 @@ class RankState:
             self.in_flight += row.in_flight
             self.held += row.held
         if entry.takes_places:
-            self._take_places(row, whole, task)
+            self._resources.take(row, whole, task)
+            if whole and row.opens:
+                self._open(row, task.stage)
         # Of a kind that does not count microbatches every task ends something.
         ends = not kind.of_a_microbatch or self._marks.ends_run[number % self.microbatches]
-        follows = self._what_follows(task, row, whole, completes) if ends else ()
+        follows = self._follows.of(task, row, whole, completes) if ends else ()
         sends = row.sends if whole else None
         here: list[Message] = []
         later: list[Message] = []
@@ -534,88 +402,13 @@ class RankState:
             else:
                 later = [message]
         for message in follows:
-            (here if self._holds_at_once(message, row) else later).append(message)
-        self._running[task] = entry, later, not whole
+            (here if self._follows.holds_at_once(message, row) else later).append(message)
+        self._running.tasks[task] = entry, later, not whole
         for message in here:
             self.deliver(message)
-        if ends or (self._order_of_stays and self._ends_a_stay(task)):
+        if ends or (self._resources.order_of_stays and self._follows.may_end_a_stay(task)):
             self._look_again()
         return here
-
-    def _what_follows(
-        self, task: Task, row: Row, whole: bool, completes: Collection[int]
-    ) -> list[Message]:
-        """The messages that follow from a task that ends a step, or a reduction, besides the one
-        that each task sends."""
-        follows: list[Message] = []
-        is_last = (
-            not task.kind.of_a_microbatch
-            or self._marks.ends_step[task.microbatch % self.microbatches]
-        )
-        if whole and is_last:
-            follows += row.then(task)
-        if row.completes is not None:
-            follows += self._leaving(row, task, whole, completes)
-        if row.gives_turns:
-            turn = self._turns[task.stage, task.part].give()
-            follows = [message._replace(number=turn) for message in follows]
-        return follows
-
-    def _take_places(self, row: Row, whole: bool, task: Task) -> None:
-        """Take the turn and the places that a task takes, and open what waited for it."""
-        _, stage, number, part = task
-        if row.in_turn:
-            self._turns[stage, part].take()
-        if row.takes is not None:
-            self._free[row.takes] -= 1
-            self._stays_begun += row.in_order
-        if whole and row.stash is not None:
-            self._take_stash_room(row.stash, stage, number)
-        if whole and row.opens:
-            self._open(row, stage)
-
-    def _take_stash_room(self, move: StashMove, stage: int, number: int) -> None:
-        """Take a room for a stash, where a task makes one or brings it back; one that stays on the
-        device is neither taken down nor brought back."""
-        if self._stash is None:
-            return
-        if move is StashMove.BRINGS_BACK:
-            self._stash.bring_back(stage, number)
-        elif move is StashMove.MAKES and self._stash.make(stage):
-            for kind in (Kind.OFFLOAD, Kind.RELOAD):
-                self._lanes[stage].skip(kind, number)
-
-    def _free_stash_room(self, move: StashMove, stage: int, number: int) -> None:
-        """Free the room of a stash that has gone down, or was used up."""
-        if self._stash is None:
-            return
-        if move is StashMove.TAKES_DOWN:
-            self._stash.take_down()
-        elif move is StashMove.USES_UP:
-            self._stash.use_up(stage, number)
-
-    def _ends_a_stay(self, task: Task) -> bool:
-        """The task may be the last that a stay is for."""
-        kind, stage, *_ = task
-        if kind not in READERS:
-            return False
-        begins = Kind.BRING if self.job.offloads_weights else Kind.SHARE
-        begun = self._lanes[stage].count[begins]
-        return self.started(kind, stage) == self.job.until(stage, kind, begun)
-
-    def _leaving(
-        self, row: Row, task: Task, whole: bool, completes: Collection[int]
-    ) -> Iterator[Message]:
-        """What follows for buckets that a task, or a piece of it, completes."""
-        done = self._completed[task.stage]
-        buckets = range(len(self._table.buckets[task.stage]))
-        for bucket in buckets if whole else completes:
-            if bucket not in done:
-                assert row.completes is not None
-                done.add(bucket)
-                yield from row.completes(task, bucket)
-        if whole:
-            done.clear()
 
     def finish(self, task: Task) -> list[Message]:
         """Count a started task as finished.
@@ -627,10 +420,9 @@ class RankState:
             IllegalMove: the task has not started or not been told, or one before it has not
                 finished, where this brain checks.
         """
-        if self._checks and not self._may_finish(task):
-            raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")
-        entry, later, more = self._running[task]
-        del self._running[task]
+        if self._checks:
+            self._refusals.check_finish(task)
+        entry, later, more = self._running.tasks.pop(task)
         if more:
             return later
         row, stage = entry.row, entry.stage
@@ -638,10 +430,8 @@ class RankState:
         if row.opens:
             self._open(row, stage)
             self._steps_done = self._table.steps_finished(Gate.WEIGHTS)
-        if row.frees is not None:
-            self._free[row.frees] += 1
-        if row.stash is not None:
-            self._free_stash_room(row.stash, stage, task.microbatch)
+        if row.frees is not None or row.stash is not None:
+            self._resources.give_back(row, stage, task.microbatch)
         if row.frees is not None or not self._has_one_queue:
             self._look_again()
         return later
@@ -651,101 +441,15 @@ class RankState:
         for gate, _ in row.opens:
             self._lanes[stage].count[gate] = self._table.open_to(stage, gate)
 
-    def _holds_at_once(self, message: Message, row: Row) -> bool:
-        """A message that follows from a task of the row is true already when the task starts."""
-        if message.meaning.for_the_host or not self.is_here(message):
-            return False
-        return self._has_one_queue or self._table.hears_at_once(message, row)
-
-    def _may_finish(self, task: Task) -> bool:
-        """Of what runs of a kind on a stage, or on a bucket of it, the task has started first, and
-        it has been told whether it is a piece."""
-        if self._untold and task in self._untold.values():
-            return False
-        of_a_bucket = task.kind.of_a_bucket
-        for one in self._running:  # in the order of their starts; a few at most
-            if one[:2] == task[:2] and (not of_a_bucket or one.part == task.part):
-                return one == task
-        return False
-
-    def waiting_for(self) -> list[Lack]:
-        """For every head that was asked for and may not run now: what it lacks, and which rank owes
-        it."""
-        wanted = self.asked if self.end is None else min(self.asked, self.end)
-        lacks: list[Lack] = []
-        for entry in self._table.entries:
-            head = entry.head()
-            if self.job.first_for(*head[:3]) >= wanted:
-                continue
-            missing = [
-                Lack(head, counter.value, self._owner(lane, counter))
-                for lane, counter in entry.lane.missing(head.kind)
-            ]
-            if not (missing or entry.row.fills or self._admits(entry.row, head)):
-                missing = [Lack(head, ROOM, None)]
-            if not (missing or self._has_turn(entry.row, head)):
-                missing = [self._earlier_turn(entry, head)]
-            if not (missing or self._has_room(entry.row)):
-                assert entry.row.takes is not None
-                missing = [Lack(head, f"a {entry.row.takes.value}", None)]
-            lacks += missing
-        return lacks + [lack for task in self._running for lack in self._others_in(task)]
-
-    def _earlier_turn(self, entry: Entry, head: Task) -> Lack:
-        """The lack of a task whose turn is known, and not the one before it."""
-        if entry.row.in_order:
-            return Lack(head, "the stay before it", None)
-        (needed,) = entry.needs
-        return Lack(head, Meaning.TURN.value, self._owner(needed.lane, Meaning.TURN))
-
-    def _others_in(self, task: Task) -> list[Lack]:
-        """The ranks that a collective under way needs: it ends when all of them have joined."""
-        if not self._running[task][0].row.in_turn:
-            return []
-        return [
-            Lack(task, "its end", Coordinates(*place))
-            for place in self._groups[task.stage, task.part]
-            if place != (self.replica, self.rank)
-        ]
-
-    def _has_turn(self, row: Row, task: Task) -> bool:
-        """The task needs no turn, or the next one of its group is for its bucket; and stays begin
-        in their order."""
-        which = task.stage, task.part
-        order = self._order_of_stays
-        if row.in_order and order[self._stays_begun % len(order)] != task.stage:
-            return False
-        return not row.in_turn or self._turns[which].is_for(which)
-
-    def _has_room(self, row: Row) -> bool:
-        """The work takes nothing that a rank has a few of, or one is free."""
-        return row.takes is None or self._free[row.takes] > 0
-
     def _look_again(self) -> None:
         """Note an event for which work of once a step may have waited."""
         self._look = dict.fromkeys(self.queues, True)
-
-    def _owner(self, lane: Lane, counter: Counter) -> Coordinates | None:
-        """The coordinates of the rank that owes the next of what is counted; None for this rank."""
-        seat = lane.owner(counter)
-        place = None if seat is None else Coordinates(*self.placement.place_of(*seat))
-        return None if place == (self.replica, self.rank) else place
-
-    # Refusals.
-
-    def _row_of(self, task: Task, to: str) -> Entry:
-        """The row of a task, and its lane; refused where there is none."""
-        kind, stage, _, part = task
-        entry = self._entry_of.get((kind, stage, part if kind.of_a_bucket else None))
-        if entry is None:
-            raise IllegalMove(f"{task} cannot {to}: {self._story(task.stage)}")
-        return entry
 
     def _hear_end(self, message: Message) -> None:
         """Take in the end of the data: training ends where the first reader ends, and in an
         evaluation each replica ends by itself."""
         if not self.is_here(message):
-            raise IllegalMove(f"{message}: {Coordinates(self.replica, self.rank)} is not there")
+            raise IllegalMove(f"{message}: {self._me} is not there")
         steps = {self.job.step_of(end)[0] for end in (message.number, self.end) if end is not None}
         if self.end is not None and (not self.job.trains or len(steps) > 1):
             raise IllegalMove(
@@ -757,37 +461,11 @@ class RankState:
     def _hear_turn(self, message: Message) -> None:
         """Take in whose turn it is, or will be: turns may overtake each other."""
         which = message.stage, message.bucket
-        turns = self._turns.get(which) if self.is_here(message) else None
+        turns = self._resources.turns.get(which) if self.is_here(message) else None
         if turns is not None and turns.is_known(message.number):
-            raise IllegalMove(f"{message} has come before: {self._story(message.stage)}")
+            raise IllegalMove(f"{message} has come before: {self._refusals.story(message.stage)}")
         step = message.number if turns is None else turns.step_of(message.number)
-        self._addressed(message._replace(number=step)).arrive(Meaning.TURN, step)
+        self._refusals.addressed(message._replace(number=step), self.end).arrive(Meaning.TURN, step)
         if turns is not None:
             turns.hear(message.number, which)
         self._look_again()
-
-    def _addressed(self, message: Message) -> Lane:
-        """The lane that the message is for; refused where it cannot be true."""
-        meaning, stage, number = message.meaning, message.stage, message.number
-        lane = self._table.lane_of(message) if self.is_here(message) else None
-        if lane is None:
-            place = Coordinates(self.replica, self.rank)
-            raise IllegalMove(f"{message}: {place} holds stages {sorted(self._lanes)}")
-        if refusal := lane.refusal(meaning, number):
-            raise IllegalMove(f"{message} {refusal}: {lane}")
-        weights = self._lanes[stage].count[Gate.WEIGHTS]
-        if self.job.trains and (not meaning.of_a_microbatch or number >= weights):
-            step, _ = self.job.step_of(weights)
-            if lane.step_of(meaning, number) > step:
-                raise IllegalMove(
-                    f"{message} is of step {lane.step_of(meaning, number)}, neither this one nor "
-                    f"the next: {lane}"
-                )
-        if not self.job.trains and self.end is not None and number >= self.end:
-            raise IllegalMove(f"{message}, but there are {plural(self.end, 'microbatch')}: {lane}")
-        return lane
-
-    def _story(self, stage: int) -> str:
-        if stage not in self._lanes:
-            return f"rank {self.rank} holds stages {sorted(self._lanes)}"
-        return self._table.story(stage)

@@ -4,7 +4,7 @@ import pytest
 
 from axrt import PeerLeftError
 from axrt.runtime.peers import Peers, Place
-from axrt.scheduler.state import Coordinates, Lack
+from axrt.scheduler.lacks import Coordinates, Lack
 from axrt.scheduler.task import Task
 from axrt.world.heartbeat import Silence
 

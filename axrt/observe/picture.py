@@ -13,8 +13,8 @@ from itertools import groupby
 from math import floor, log10
 from statistics import median
 
+from axrt.scheduler.lacks import COPIES, END, INPUT, ROOM
 from axrt.scheduler.simulation.timeline import Pause, Span, Timeline
-from axrt.scheduler.state import COPIES, END, INPUT, ROOM
 from axrt.scheduler.task import AnyKind, Kind
 
 _escape = partial(escape, quote=False)

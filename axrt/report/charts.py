@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from axrt.ledger.ledger import Tier, Unit, readable
+from axrt.scheduler.lacks import CAUSES
 from axrt.scheduler.simulation.timeline import Delivery, Timeline
-from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
 
 from .run_data import RunData, Traced

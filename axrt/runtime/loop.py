@@ -25,8 +25,8 @@ from typing import Any
 
 from axrt.observe.activity import Activity
 from axrt.observe.observer import Audience, Observer, Wait
+from axrt.scheduler.lacks import INPUT
 from axrt.scheduler.rules import OnDevice, Queue
-from axrt.scheduler.state import INPUT
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
 from axrt.transport.note import Note, Topic

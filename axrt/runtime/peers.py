@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from axrt.errors import PeerLeftError
-from axrt.scheduler.state import Coordinates, Lack
+from axrt.scheduler.lacks import Coordinates, Lack
 from axrt.world.heartbeat import Silence
 
 # news that explain why a rank has gone, such as an END, come from another rank, and may come after

@@ -10,9 +10,9 @@ import torch
 from axrt.errors import DataError
 from axrt.model.seeds import BorrowedGenerator
 from axrt.scheduler.job import Job
+from axrt.scheduler.lacks import Lack
 from axrt.scheduler.message import Message
 from axrt.scheduler.simulation.reader_messages import has_ended, has_read
-from axrt.scheduler.state import Lack
 from axrt.transport.payload import flatten
 
 _EXHAUSTED = object()

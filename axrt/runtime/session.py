@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from axrt.scheduler.state import Lack, RankState
+from axrt.scheduler.lacks import Lack
+from axrt.scheduler.state import RankState
 from axrt.workers.worker import Workers
 
 from .reader import Read

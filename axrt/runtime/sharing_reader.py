@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from axrt.scheduler.job import Job
+from axrt.scheduler.lacks import Coordinates, Lack
 from axrt.scheduler.sharing import Choice, Hand
 from axrt.scheduler.simulation.reader_messages import has_ended, has_read
-from axrt.scheduler.state import Coordinates, Lack
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.note import Note, Topic
 

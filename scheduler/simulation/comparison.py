@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..job import Job
+from ..lacks import CAUSES
 from ..planning.recompute import most_recomputed, recomputed_shares
 from ..planning.shards import with_shards
 from ..plural import plural
-from ..state import CAUSES
 from ..task import Kind
 from .fit import ON_HOST, buckets_of, fit_costs, recut
 from .schedules import Option, build_schedule, options

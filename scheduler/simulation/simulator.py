@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ..bucket import Copies, copies_by_pipe
 from ..job import Job
+from ..lacks import END
 from ..linger import LINGER, Linger
 from ..message import Load, Meaning, Message
 from ..order import Order
@@ -25,7 +26,7 @@ from ..placement import Placement
 from ..plural import plural
 from ..rules import Feature, OnDevice, Queue
 from ..sharing import Hand, microbatch_for_slot
-from ..state import END, RankState
+from ..state import RankState
 from ..task import AnyKind, Kind, Task
 from .reader_messages import has_ended, has_read
 from .timeline import Pause, Span, Timeline

@@ -13,11 +13,11 @@ from axrt.config import Schedule
 from axrt.observe.picture import draw
 from axrt.planning.schedule import digest_of_order
 from axrt.scheduler.job import Job
+from axrt.scheduler.lacks import CAUSES
 from axrt.scheduler.placement import Vee
 from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.simulation.simulator import Costs, order_of, simulate
 from axrt.scheduler.simulation.timeline import Timeline
-from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.job import Job
+from axrt.scheduler.lacks import COPIES
 from axrt.scheduler.placement import Bidirectional, Linear, Vee
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.simulation.bound import least_makespan
@@ -16,7 +17,6 @@ from axrt.scheduler.simulation.fit import buckets_of, fit_costs, recut
 from axrt.scheduler.simulation.fit_layers import fitted
 from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.simulation.timeline import Pause, Span, Timeline
-from axrt.scheduler.state import COPIES
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import examples

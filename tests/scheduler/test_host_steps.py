@@ -9,9 +9,10 @@ from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import NAMES, policy_by_name
+from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.simulation.simulator import Costs, Work, simulate
-from axrt.scheduler.state import IllegalMove, RankState
+from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import fewer, swept

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
+from axrt.scheduler.lacks import CAUSES, COPIES, INPUT
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
+from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.simulation.reader_messages import has_read
 from axrt.scheduler.simulation.simulator import Costs, Work, simulate
 from axrt.scheduler.simulation.timeline import Timeline
-from axrt.scheduler.state import CAUSES, COPIES, INPUT, IllegalMove, RankState
+from axrt.scheduler.state import RankState
 from axrt.scheduler.task import AnyKind, Kind, Task
 
 from ..sweeps import examples, fewer, swept

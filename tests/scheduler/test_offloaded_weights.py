@@ -10,8 +10,9 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Looped
 from axrt.scheduler.planning.stay_planner import plan_stays
 from axrt.scheduler.policies import NAMES, policy_by_name
+from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.simulation.simulator import Costs, Work, simulate
-from axrt.scheduler.state import IllegalMove, RankState
+from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import fewer

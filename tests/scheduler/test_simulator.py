@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.job import Job
+from axrt.scheduler.lacks import END, INPUT, ROOM
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.plan import zb_v_plan
 from axrt.scheduler.policies import NAMES, Fixed, Nested, placement_for, policy_by_name
 from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.simulation.timeline import Timeline
-from axrt.scheduler.state import END, INPUT, ROOM
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import examples

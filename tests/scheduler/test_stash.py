@@ -5,15 +5,17 @@ from dataclasses import replace
 import pytest
 
 from axrt.scheduler.job import Job
+from axrt.scheduler.lacks import COPIES
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import AlongPlan, Fixed, policy_by_name
+from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.simulation.reader_messages import has_read
 from axrt.scheduler.simulation.schedules import build_schedule
 from axrt.scheduler.simulation.simulator import Costs, simulate
-from axrt.scheduler.state import COPIES, IllegalMove, RankState
+from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 COMPUTE, IN, OUT = OnDevice.COMPUTE, OnDevice.COPIES_IN, OnDevice.COPIES_OUT

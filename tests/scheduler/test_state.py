@@ -8,8 +8,9 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Bidirectional, Linear, Looped
 from axrt.scheduler.policies import placement_for, policy_by_name
+from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.simulation.reader_messages import has_read
-from axrt.scheduler.state import IllegalMove, RankState
+from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 from .pipelines import Pipeline, run_in_random_order

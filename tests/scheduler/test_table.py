@@ -7,12 +7,13 @@ import pytest
 
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
+from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import Feature, Need, Row, StageHere, features_of
 from axrt.scheduler.rules.pipeline import pipeline
 from axrt.scheduler.rules.replicas import replicas
 from axrt.scheduler.rules.row import urgent
 from axrt.scheduler.simulation.reader_messages import has_read
-from axrt.scheduler.state import IllegalMove, RankState
+from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 

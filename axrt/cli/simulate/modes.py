@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from axrt.scheduler.job import Job
+from axrt.scheduler.lacks import CAUSES
 from axrt.scheduler.placement import placement_by_name
 from axrt.scheduler.planning.planner import World as PlannedWorld
 from axrt.scheduler.plural import plural
@@ -16,7 +17,6 @@ from axrt.scheduler.simulation.cost_table import CostTable
 from axrt.scheduler.simulation.schedules import build_schedule, search
 from axrt.scheduler.simulation.simulator import Costs, order_of
 from axrt.scheduler.simulation.timeline import Timeline
-from axrt.scheduler.state import CAUSES
 
 from .checks import refuse
 from .measured_costs import world_on

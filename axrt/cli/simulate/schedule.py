@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 from axrt.scheduler.job import Job
+from axrt.scheduler.lacks import CAUSES
 from axrt.scheduler.planning.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.plural import plural
@@ -14,7 +15,6 @@ from axrt.scheduler.simulation.cost_table import CostTable
 from axrt.scheduler.simulation.schedules import build_schedule
 from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.simulation.timeline import Timeline
-from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
 
 from .measured_costs import cuts_on, samples_of, world_on

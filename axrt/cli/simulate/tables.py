@@ -8,10 +8,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from axrt.scheduler.lacks import CAUSES, COPIES, END, INPUT, ROOM
 from axrt.scheduler.plural import plural
 from axrt.scheduler.simulation.comparison import Run
 from axrt.scheduler.simulation.schedules import Outcome
-from axrt.scheduler.state import CAUSES, COPIES, END, INPUT, ROOM
 from axrt.scheduler.task import Kind
 
 _NO_TERMINAL = 500  # columns

@@ -1,0 +1,155 @@
+"""Why a rank is idle: which heads may not run, what each lacks, and which rank owes that."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .job import Job
+from .lane import Counter, Gate, Lane
+from .message import Meaning
+from .resources import Resources
+from .rules import Row
+from .rules.row import always
+from .running import Running
+from .table import Entry, Table
+from .task import Kind, Task
+from .turns import Which
+
+# Why a rank is idle: nothing has come, the policy says no, state is on its way, nothing is left.
+CAUSES = INPUT, ROOM, COPIES, END = "input", "room", "copies", "end"
+
+_WHOLE_WEIGHTS = (Gate.FORWARDS, Gate.RECOMPUTES, Gate.BACKWARDS)  # where they come for a stay
+_ON_HOST = (Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)  # a step on the host, and the ways there
+
+
+class Coordinates(NamedTuple):
+    """The replica of a rank, and its index within the pipeline."""
+
+    replica: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}" + (f" of replica {self.replica}" if self.replica else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Something that keeps a head from running."""
+
+    task: Task  # the head that cannot run
+    # name of the counter that has not come far enough, or "room" where the policy's cap refuses
+    what: str
+    # rank that owes the next of what is counted; None for this rank itself
+    owed_by: Coordinates | None
+
+    def __str__(self) -> str:
+        owner = "" if self.owed_by is None else f" from {self.owed_by}"
+        return f"{self.task} lacks {self.what}{owner}"
+
+
+class Diagnosis:
+    """What keeps one rank from going on.
+
+    Args:
+        groups: places of the ranks of the group of each bucket here, by stage and bucket.
+        admits: function that says whether the policy, and the device's memory, let a head run.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        me: Coordinates,
+        table: Table,
+        running: Running,
+        resources: Resources,
+        groups: Mapping[Which, tuple[tuple[int, int], ...]],
+        admits: Callable[[Row, Task], bool],
+    ) -> None:
+        self._job, self._me, self._table = job, me, table
+        self._running, self._resources = running, resources
+        self._groups, self._admits = groups, admits
+
+    def waiting_for(self, wanted: int) -> list[Lack]:
+        """For every head that was asked for and may not run now: what it lacks, and which rank owes
+        it.
+
+        Args:
+            wanted: number of microbatches that were asked for, and exist.
+        """
+        lacks: list[Lack] = []
+        for entry in self._table.entries:
+            head = entry.head()
+            if self._job.first_for(*head[:3]) < wanted:
+                lacks += self._lacks_of(entry, head)
+        return lacks + [lack for task in self._running.tasks for lack in self._others_in(task)]
+
+    def _lacks_of(self, entry: Entry, head: Task) -> list[Lack]:
+        missing = [
+            Lack(head, counter.value, self._owner(lane, counter))
+            for lane, counter in entry.lane.missing(head.kind)
+        ]
+        if missing:
+            return missing
+        row = entry.row
+        if not (row.fills or self._admits(row, head)):
+            return [Lack(head, ROOM, None)]
+        if not self._resources.has_turn(row, head):
+            return [self._earlier_turn(entry, head)]
+        if not self._resources.has_place(row):
+            assert row.takes is not None
+            return [Lack(head, f"a {row.takes.value}", None)]
+        return []
+
+    def why_idle(self, asked: int, finished: bool) -> str:
+        """The cause of an idle rank, one of `CAUSES`.
+
+        Args:
+            asked: number of microbatches that were asked for.
+            finished: all of them are done here.
+        """
+        for entry in self._table.entries:
+            row, lane, kind = entry.row, entry.lane, entry.kind
+            if row.fills or (row.level == 0 and row.admitted is always):
+                continue
+            first = self._job.first_for(kind, entry.stage, lane.count[kind])
+            if first < asked and lane.is_ready(kind):
+                return ROOM
+        if self._waits_for_copies():
+            return COPIES
+        return END if finished else INPUT
+
+    def _waits_for_copies(self) -> bool:
+        """A step, its commit, a forward or a backward lacks nothing but what is on its way; or a
+        step on the host is under way."""
+        entries = self._table.entries
+        missing = [{counter for _, counter in of.lane.missing(of.kind)} for of in entries]
+        if any({copy} in missing for copy in (Kind.FETCH, Kind.RELOAD)):
+            return True
+        if self._job.offloads_weights and any({gate} in missing for gate in _WHOLE_WEIGHTS):
+            return True
+        waits = any(of.kind is Kind.UNLOAD and of.lane.is_ready(of.kind) for of in entries)
+        return waits or any(task.kind in _ON_HOST for task in self._running.tasks)
+
+    def _earlier_turn(self, entry: Entry, head: Task) -> Lack:
+        """The lack of a task whose turn is known, and not the one before it."""
+        if entry.row.in_order:
+            return Lack(head, "the stay before it", None)
+        (needed,) = entry.needs
+        return Lack(head, Meaning.TURN.value, self._owner(needed.lane, Meaning.TURN))
+
+    def _others_in(self, task: Task) -> list[Lack]:
+        """The ranks that a collective under way needs: it ends when all of them have joined."""
+        entry, _, _ = self._running.tasks[task]
+        if not entry.row.in_turn:
+            return []
+        return [
+            Lack(task, "its end", Coordinates(*place))
+            for place in self._groups[task.stage, task.part]
+            if place != self._me
+        ]
+
+    def _owner(self, lane: Lane, counter: Counter) -> Coordinates | None:
+        """The coordinates of the rank that owes the next of what is counted; None for this rank."""
+        seat = lane.owner(counter)
+        place = None if seat is None else Coordinates(*self._job.placement.place_of(*seat))
+        return None if place == self._me else place

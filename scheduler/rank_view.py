@@ -1,0 +1,65 @@
+"""What a policy may look at of a rank: see `policies.policy.View`."""
+
+from collections.abc import Mapping
+
+from .job import Job
+from .lane import Gate, Lane
+from .message import Meaning
+from .placement import Placement
+from .resources import Resources
+from .stash import StashMove
+from .task import AnyKind, Kind, Task
+
+
+class RankView:
+    """The counters of a rank.
+
+    Attributes:
+        held: number of microbatches that hold memory here, over all stages: forward started, weight
+            gradient not.
+        end: number of microbatches there are, once a reader has said so; None before.
+    """
+
+    job: Job
+    placement: Placement
+    microbatches: int
+    held: int
+    end: int | None
+    _lanes: Mapping[int, Lane]
+    _resources: Resources
+
+    def started(self, kind: AnyKind, stage: int) -> int:
+        """Number of tasks of a kind that have started on a stage of this rank."""
+        return self._lanes[stage].count[kind] // self.placement.pipes
+
+    # In flight ends at the start of a backward, so that a stream takes the next forward behind it.
+    def in_flight_of(self, stage: int) -> int:
+        """Number of microbatches in flight on one stage of this rank."""
+        back = Kind.INPUT if self.job.splits else Kind.BACKWARD
+        return self.started(Kind.FORWARD, stage) - self.started(back, stage)
+
+    def forwards_left(self, task: Task) -> bool:
+        """Some forwards of the task's step have not started on the task's stage."""
+        started = self._lanes[task.stage].count[Kind.FORWARD]
+        if self.end is not None and started >= self.end:
+            return False
+        step = task.microbatch // self.microbatches
+        return started < (step + 1) * self.microbatches
+
+    @property
+    def held_on_device(self) -> int:
+        """Number of microbatches that hold memory on the device, over all stages: `held` where
+        nothing of them is offloaded."""
+        return self._resources.on_device(self.held)
+
+    def has_room(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
+        """The device has room for the stash that work on a stage makes or brings back."""
+        return self._resources.admits_stash(move, stage, is_near)
+
+    def has_stepped(self, stage: int, stay: int) -> bool:
+        """The weights that a stay of a stage is for have been stepped."""
+        return self._lanes[stage].count[Gate.STEPPED] > stay
+
+    def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
+        """Every message of that meaning up to and including that number is here."""
+        return self._lanes[stage].count[meaning] > number

@@ -1,0 +1,116 @@
+"""Which moves of a rank's brain cannot be, and the story that a refusal tells."""
+
+from collections.abc import Collection
+
+from .job import Job
+from .lacks import Coordinates
+from .lane import Gate, Lane
+from .message import Message
+from .plural import plural
+from .resources import Resources
+from .running import Running
+from .table import Entry, Table
+from .task import Task
+
+
+class IllegalMove(AssertionError):
+    """An event that cannot happen. Nothing was changed, and the text tells the lane's story."""
+
+
+class Refusals:
+    """Looks at moves before they are counted. Nothing is changed here."""
+
+    def __init__(
+        self,
+        job: Job,
+        me: Coordinates,
+        pipe_of: dict[int, int],
+        table: Table,
+        running: Running,
+        resources: Resources,
+    ) -> None:
+        self._job, self._me, self._pipe_of = job, me, pipe_of
+        self._table, self._running, self._resources = table, running, resources
+
+    def row_of(self, task: Task, to: str) -> Entry:
+        """The row of a task, and its lane.
+
+        Args:
+            to: what was to be done with the task, for the text.
+        Raises:
+            IllegalMove: there is none.
+        """
+        kind, stage, _, part = task
+        entry = self._table.entry_of.get((kind, stage, part if kind.of_a_bucket else None))
+        if entry is None:
+            raise IllegalMove(f"{task} cannot {to}: {self.story(task.stage)}")
+        return entry
+
+    def check_start(self, task: Task) -> None:
+        """Raise `IllegalMove` for a task that is no ready head."""
+        kind, stage, number, part = task
+        entry = self.row_of(task, "start")
+        row, lane = entry.row, entry.lane
+        if number != lane.count[kind] or part != lane.part[kind] or not lane.is_ready(kind):
+            piece = f"piece {lane.part[kind]} is next; " if part != lane.part[kind] else ""
+            raise IllegalMove(f"{task} cannot start: {piece}{self.story(stage)}")
+        if (kind, stage) in self._running.untold:
+            raise IllegalMove(f"{task} cannot start: it runs; {self.story(stage)}")
+        if (row.in_turn or row.in_order) and not self._resources.has_turn(row, task):
+            raise IllegalMove(f"{task} cannot start: it is not its turn; {self.story(stage)}")
+        if row.takes is not None and not self._resources.has_place(row):
+            raise IllegalMove(
+                f"{task} cannot start: no {row.takes.value} is free; {self.story(stage)}"
+            )
+        if row.stash is not None and not self._resources.admits_stash(row.stash, stage):
+            raise IllegalMove(
+                f"{task} cannot start: no room on the device is free; {self.story(stage)}"
+            )
+
+    def check_completes(self, task: Task, completes: Collection[int]) -> None:
+        """Raise `IllegalMove` for a piece that completes a bucket which the stage has not."""
+        buckets = len(self._table.buckets[task.stage])
+        if not set(completes) <= set(range(buckets)):
+            raise IllegalMove(
+                f"{task} cannot complete buckets {completes}; the stage has {buckets}: "
+                f"{self.story(task.stage)}"
+            )
+
+    def check_finish(self, task: Task) -> None:
+        """Raise `IllegalMove` for a task that cannot finish now."""
+        if not self._running.may_finish(task):
+            raise IllegalMove(f"{task} cannot finish: {self.story(task.stage)}")
+
+    def addressed(self, message: Message, end: int | None) -> Lane:
+        """The lane that a message is for.
+
+        Args:
+            end: number of microbatches there are; None as long as that is not known.
+        Raises:
+            IllegalMove: it cannot be true.
+        """
+        meaning, stage, number = message.meaning, message.stage, message.number
+        is_here = self._pipe_of.get(stage) == message.pipe
+        lane = self._table.lane_of(message) if is_here else None
+        lanes = self._table.lanes
+        if lane is None:
+            raise IllegalMove(f"{message}: {self._me} holds stages {sorted(lanes)}")
+        if refusal := lane.refusal(meaning, number):
+            raise IllegalMove(f"{message} {refusal}: {lane}")
+        weights = lanes[stage].count[Gate.WEIGHTS]
+        if self._job.trains and (not meaning.of_a_microbatch or number >= weights):
+            step, _ = self._job.step_of(weights)
+            if lane.step_of(meaning, number) > step:
+                raise IllegalMove(
+                    f"{message} is of step {lane.step_of(meaning, number)}, neither this one nor "
+                    f"the next: {lane}"
+                )
+        if not self._job.trains and end is not None and number >= end:
+            raise IllegalMove(f"{message}, but there are {plural(end, 'microbatch')}: {lane}")
+        return lane
+
+    def story(self, stage: int) -> str:
+        """How far all work of a stage has come, as text."""
+        if stage not in self._table.lanes:
+            return f"rank {self._me.rank} holds stages {sorted(self._table.lanes)}"
+        return self._table.story(stage)
