@@ -1,56 +1,35 @@
 """Saving and loading by all ranks of a job together: each rank writes its own files, and the main
 rank the manifest of all."""
 
-import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from shutil import rmtree
-from typing import Any, NamedTuple
+from typing import Any
 
 from axrt.device.thread_queue import ThreadQueue
-from axrt.errors import AxrtError, ConfigError, DamagedError, SaveError
+from axrt.errors import AxrtError, ConfigError, SaveError
 from axrt.runtime.errand import Errand, Put, Steps, at_once, run_on
 from axrt.runtime.exchange import Exchange
 from axrt.store.local_model import LocalModel
 from axrt.transport.note import MAIN, Note, Topic
 
-from .durable import sync
 from .folder import (
-    after,
     begin,
-    candidates_at,
     check_name,
-    folder_at,
     give_up,
-    home_of,
     is_checkpoint,
     make_whole,
-    named_latest,
-    none_in,
     publish,
     set_aside,
     under_way,
 )
-from .in_memory import JobMemory, Recalled, to_stderr
-from .joined import join
-from .layers import check_layers, fault_in, files_of, take_layers
-from .lock import DirectoryLock
+from .in_memory import JobMemory, to_stderr
+from .layers import fault_in, files_of
+from .loading import Loading
 from .manifest import FileRecord, Manifest
-from .pieces import CheckedPieces
-from .private import check_own_link
+from .own_folders import OwnFolders
 from .writing import Records
-
-Checked = tuple[Manifest, Callable[[], None]]  # what was found, and what takes it
-
-
-class _WentBack(NamedTuple):
-    """The step that a run has gone back to in a folder of checkpoints, and the names of those that
-    were damaged, whatever step they say."""
-
-    step: int
-    damaged: tuple[str, ...] = ()
 
 
 class JobCheckpoints:
@@ -60,8 +39,6 @@ class JobCheckpoints:
         layers: class name of each layer of the model, in order.
         say: function that tells a person a text, on the main rank; None: print it to stderr.
         memory: copies in memory; None: there are none.
-    Attributes:
-        loaded: checkpoint that was loaded last; None before.
     """
 
     def __init__(
@@ -72,16 +49,12 @@ class JobCheckpoints:
         say: Callable[[str], None] | None = None,
         memory: JobMemory | None = None,
     ) -> None:
-        self._memory = memory
         self._exchange, self._rank, self._layers = exchange, rank, list(layers)
         self._say = say or to_stderr
         self._saves = 0
         self._under_way: Errand[str] | None = None
-        self._locks: dict[Path, DirectoryLock] = {}
-        self._went_back: dict[
-            Path, _WentBack
-        ] = {}  # by the folder of a run, until this job saves there
-        self.loaded: Path | None = None
+        self._folders = OwnFolders(self._say, memory)
+        self._loading = Loading(exchange, rank, layers, self._say, memory, self._folders)
 
     # Saving.
 
@@ -247,39 +220,15 @@ class JobCheckpoints:
         if (
             checkpoint.exists()
             and not (replaces and is_checkpoint(checkpoint))
-            and checkpoint not in self._to_set_aside(folder)
+            and checkpoint not in self._folders.to_set_aside(folder)
             and not self._is_damaged(checkpoint)
         ):
             raise ConfigError(f"{checkpoint} exists; expected the name of a new checkpoint")
-        self._lock(folder)
+        self._folders.lock(folder)
         begin(checkpoint)
 
     def _is_damaged(self, checkpoint: Path) -> bool:
         return is_checkpoint(checkpoint) and bool(fault_in(checkpoint))
-
-    def _lock(self, folder: Path) -> None:
-        """Keep other runs from writing to a folder until `close`."""
-        check_own_link(folder)
-        folder = folder.resolve()
-        if folder in self._locks:
-            return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            sync(folder.parent)
-            self._locks[folder] = DirectoryLock(folder)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(
-                f"{folder}: {error.strerror}; expected a directory that checkpoints can be written "
-                "to"
-            ) from None
-        except OSError as error:
-            text = f"nothing can be saved to {folder}: {error.strerror}; expected a directory that "
-            if error.errno in (errno.EINVAL, errno.EISDIR, errno.ELOOP):  # no file: it stays so
-                where = error.filename or folder
-                raise ConfigError(
-                    f"{where}: {error.strerror}; expected a regular file, or none"
-                ) from None
-            raise SaveError(f"{text}checkpoints can be written to") from None
 
     def _publish(
         self, checkpoint: Path, manifest: Manifest, outcomes: Sequence[Any], replaces: bool
@@ -293,177 +242,22 @@ class JobCheckpoints:
         if missing := sorted(files_of(len(self._layers)) - records.keys()):
             raise SaveError(f"{missing[0]} was written by no rank")
         make_whole(checkpoint, manifest, records)
-        self._set_aside(checkpoint.parent)
+        self._folders.set_aside(checkpoint.parent)
         if checkpoint.exists() and not replaces:
             self._say(set_aside(checkpoint.parent, "damaged", [checkpoint]))
         publish(checkpoint)
 
-    def _to_set_aside(self, folder: Path) -> list[Path]:
-        back = self._went_back.get(folder.resolve())
-        if back is None:
-            return []
-        later = after(folder, back.step)
-        return later + [
-            folder / name
-            for name in back.damaged
-            if folder / name not in later and (folder / name).exists()
-        ]
-
-    def _set_aside(self, folder: Path) -> None:
-        """Set later checkpoints aside where this job has gone back to an older one, before it
-        writes others."""
-        if paths := self._to_set_aside(folder):
-            self._say(
-                set_aside(folder, f"after-step-{self._went_back[folder.resolve()].step:08}", paths)
-            )
-        if self._memory and folder.resolve() in self._went_back:
-            try:
-                self._memory.void(folder)
-            except OSError as error:
-                raise SaveError(f"{folder}: {error.strerror}") from None
-        self._went_back.pop(folder.resolve(), None)
-
-    # Loading.
+    # Loading, and what is this run's own.
 
     def load(self, path: Path, model: LocalModel, missing_ok: bool) -> Manifest | None:
-        """Take weights and optimizer state from the newest undamaged checkpoint that a path means.
-
-        Args:
-            model: part of the model that this rank holds; its weights and optimizers are changed in
-                place.
-            missing_ok: True to return None, and not to raise, where there is none at all.
-        Raises:
-            ConfigError: there is none, it is of another model, or all are damaged; raised on every
-                rank. Nothing is changed.
-            AxrtError: a file has changed since all ranks have found it undamaged; part of the
-                checkpoint has been taken.
-        """
+        """Load after the end of the save that is under way, if any; see `Loading.load`."""
         self.finish()
-        faults: dict[Path, str] = {}
-        offered, folder = self._exchange.agreed(lambda: _offered(path))
-        if folder and not offered and (kept := self._recalled(Path(folder), -1, model)):
-            return kept
-        for checkpoint, fault, step in ((Path(where), *of) for where, *of in offered):
-            if folder and not fault and (kept := self._recalled(Path(folder), step, model)):
-                self._say_damaged(faults)
-                return kept
-            manifest = fault or self._try(checkpoint, model)
-            if isinstance(manifest, Manifest):
-                self._has_loaded(path, checkpoint, manifest, faults)
-                return manifest
-            faults[checkpoint] = manifest
-        if folder and faults and (kept := self._recalled(Path(folder), -1, model)):
-            self._say_damaged(faults)
-            return kept
-        if not offered and missing_ok:
-            return None
-        raise DamagedError("; ".join(faults.values())) if faults else none_in(path)
+        return self._loading.load(path, model, missing_ok)
 
-    def _recalled(self, folder: Path, newer_than: int, model: LocalModel) -> Manifest | None:
-        """Take what memory has, if that is newer than a step: each rank its own part, or what parts
-        of several ranks come to.
-
-        Raises:
-            ConfigError: it is of another model or optimizer; raised on every rank.
-        """
-        if self._memory is None:
-            return None
-        recalled = self._memory.recall(folder, newer_than, model)
-        manifest = self._taken_from_memory(recalled, model) if recalled.parts else None
-        text = f"not taken from memory: {manifest}" if isinstance(manifest, str) else recalled.text
-        if self._rank == MAIN and text:
-            self._say(text)
-        if not isinstance(manifest, Manifest):
-            return None
-        self._memory.go_on(folder)
-        self.loaded = recalled.parts[0]
-        self._went_back[folder.resolve()] = _WentBack(manifest.step)
-        return manifest
-
-    def _taken_from_memory(self, recalled: Recalled, model: LocalModel) -> Manifest | str:
-        """What has been taken, or what is damaged."""
-        parts, joined = recalled.parts, recalled.joined
-
-        def check() -> Checked:
-            if recalled.fault:
-                raise DamagedError(recalled.fault)
-            manifest = self._of_this_model(parts[0])
-            if joined is None and model.is_sharded:
-                return manifest, CheckedPieces(parts[0], manifest, model).take
-            if joined:
-                manifest = join(joined, parts, model)
-            return manifest, partial(
-                take_layers, check_layers(joined or parts[0], manifest, model), model
-            )
-
-        try:
-            return self._taken(check)
-        finally:
-            if joined:
-                rmtree(joined, ignore_errors=True)
-
-    def _try(self, checkpoint: Path, model: LocalModel) -> Manifest | str:
-        """Take a checkpoint if every rank finds its part undamaged; else return what is wrong, and
-        change nothing."""
-        manifest = Manifest(
-            **self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint)))
-        )
-
-        def check() -> Checked:
-            return manifest, partial(take_layers, check_layers(checkpoint, manifest, model), model)
-
-        return self._taken(check)
-
-    def _taken(self, check: Callable[[], Checked]) -> Manifest | str:
-        """Take what a check gives the way to, if no rank's check has found anything wrong."""
-        checked, damage, refusal = None, None, None
-        try:
-            checked = check()
-        except (DamagedError, SaveError) as error:
-            damage = str(error)
-        except ConfigError as error:
-            refusal = str(error)
-        found = self._exchange.gathered((refusal, damage))
-        refusal, damage = self._exchange.broadcast(_worst(found) if found else None)
-        if refusal is not None:
-            raise ConfigError(refusal)
-        if damage is not None:
-            return str(damage)
-        assert checked is not None
-        manifest, take = checked
-        take()
-        return manifest
-
-    def _of_this_model(self, checkpoint: Path) -> Manifest:
-        manifest = Manifest.read(checkpoint)
-        if manifest.layers != self._layers:
-            raise ConfigError(
-                f"{checkpoint} has layers {manifest.layers}, and the model {self._layers}; "
-                "expected a checkpoint of the same model"
-            )
-        return manifest
-
-    def _has_loaded(
-        self, asked: Path, checkpoint: Path, manifest: Manifest, faults: Mapping[Path, str]
-    ) -> None:
-        self.loaded = checkpoint
-        if self._rank != MAIN:
-            return
-        folder = checkpoint.parent
-        if faults:
-            self._say_damaged(faults, f". Taken is {checkpoint}, the newest undamaged one")
-        elif checkpoint != asked and (named := named_latest(folder)) not in (None, checkpoint.name):
-            self._say(
-                f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To "
-                "take another, give its own path"
-            )
-        self._went_back[home_of(checkpoint)] = _WentBack(
-            manifest.step, tuple([path.name for path in faults])
-        )
-
-    def _say_damaged(self, faults: Mapping[Path, str], then: str = "") -> None:
-        if faults and self._rank == MAIN:
-            self._say(f"damaged, and not taken: {'; '.join(faults.values())}{then}")
+    @property
+    def loaded(self) -> Path | None:
+        """The checkpoint that was loaded last; None before."""
+        return self._loading.loaded
 
     def own(self, folder: Path, step: int) -> None:
         """Make a folder this run's own: no other run writes there until `close`, and later
@@ -476,17 +270,8 @@ class JobCheckpoints:
             ConfigError: another run writes there; raised on every rank.
             SaveError: something cannot be written or moved; raised on every rank.
         """
-
         self.finish()
-
-        def begin_there() -> None:
-            self._lock(folder)
-            self._went_back[folder.resolve()] = self._went_back.get(
-                folder.resolve(), _WentBack(step)
-            )._replace(step=step)
-            self._set_aside(folder)
-
-        self._exchange.agreed(begin_there)
+        self._exchange.agreed(lambda: self._folders.own(folder, step))
 
     @cached_property
     def _queue(self) -> ThreadQueue:
@@ -498,22 +283,7 @@ class JobCheckpoints:
         written, of a save that nobody will end, is written before."""
         if "_queue" in vars(self):
             self._queue.drain()
-        for lock in self._locks.values():
-            lock.release()
-        self._locks.clear()
-
-
-def _offered(path: Path) -> tuple[list[tuple[str, str, int]], str]:
-    """The path, the manifest's fault and the step of each checkpoint that a path means; and the
-    folder of a run that may have copies in memory, "" where a path means one checkpoint. Refused
-    where the first one has an unknown format."""
-    candidates = candidates_at(path)
-    if candidates and candidates[0].is_foreign:
-        raise ConfigError(candidates[0].fault)
-    offered = [(str(one.path), one.fault, one.step) for one in candidates]
-    if is_checkpoint(path):
-        return offered, ""
-    return offered, str(candidates[0].path.parent if candidates else folder_at(path))
+        self._folders.close()
 
 
 def _failed(error: SaveError) -> Steps[Records]:
@@ -530,9 +300,3 @@ def _outcome(steps: Steps[Any]) -> Steps[Any]:
     except (SaveError, ConfigError, OSError) as error:
         return str(error)
     return {name: asdict(of) for name, of in found.items()} if isinstance(found, dict) else found
-
-
-def _worst(found: Sequence[tuple[str | None, str | None]]) -> tuple[str | None, str | None]:
-    """The first refusal and the first damage that any rank has found."""
-    refusals, damages = zip(*found, strict=True)
-    return next(filter(None, refusals), None), next(filter(None, damages), None)

@@ -144,7 +144,7 @@ def test_nothing_is_kept_of_a_check_and_all_is_read_to_where_it_belongs(
             in_check.append(gauge.most)
             take_layers(*given)
 
-        monkeypatch.setattr("axrt.checkpoint.job.take_layers", then_take)
+        monkeypatch.setattr("axrt.checkpoint.loading.take_layers", then_take)
         engine.load_checkpoint(tmp_path / "a")
         assert in_check == [0]
         assert gauge.most == 0
@@ -162,7 +162,7 @@ def test_a_file_that_changes_between_check_and_use_ends_the_job(
         file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         take_layers(*given)
 
-    monkeypatch.setattr("axrt.checkpoint.job.take_layers", after_a_change)
+    monkeypatch.setattr("axrt.checkpoint.loading.take_layers", after_a_change)
     with pytest.raises(axrt.AxrtError, match=f"{file.name} has changed since it was checked"):
         engine.load_checkpoint(tmp_path / "a")
     with pytest.raises(axrt.AxrtError, match="this engine is closed, or has failed"):
