@@ -12,7 +12,7 @@ import torch
 
 from axrt import ConfigError, LaunchError
 from axrt.device.device import CPU, agreed, identity
-from axrt.world.launch import Told, check_launcher, check_world, told
+from axrt.world.launchers import Told, check_launcher, check_world, told
 from axrt.world.mpi_library import check_knows_launcher
 from axrt.world.survivors import can_survive, in_places
 

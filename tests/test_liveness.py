@@ -12,8 +12,8 @@ from axrt.engine import start
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 from axrt.world.heartbeat import Silence
-from axrt.world.launch import World
 from axrt.world.liveness import Liveness, Sign
+from axrt.world.world import World
 
 from .engine.reference import configured, random_batches
 

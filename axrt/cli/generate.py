@@ -29,7 +29,9 @@ from axrt.hugging_face.text_files import text_ends
 from axrt.observe.metrics import TOKENIZER, kept_in_run
 from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import MOST_BYTES, read_text
-from axrt.world.launch import MpiWorld, World, join
+from axrt.world.joining import join
+from axrt.world.mpi_world import MpiWorld
+from axrt.world.world import World
 
 
 @click.command(short_help="Let a trained model go on from a prompt.")

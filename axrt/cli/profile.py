@@ -89,7 +89,7 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
     from axrt.runtime.rank import Rank
     from axrt.scheduler.simulation.cost_table import CostTable
     from axrt.scheduler.simulation.simulator import Edge
-    from axrt.world.launch import join
+    from axrt.world.joining import join
 
     from .sample import sample_of
 

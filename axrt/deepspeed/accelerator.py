@@ -5,7 +5,7 @@ from typing import NoReturn
 import torch
 
 from axrt.device.device import choose
-from axrt.world.launch import told
+from axrt.world.launchers import told
 
 
 class _Accelerator:

@@ -13,7 +13,7 @@ from torch import Tensor
 from axrt.engine import Engine
 from axrt.errors import AxrtError, ConfigError
 from axrt.results import StepResult
-from axrt.world.launch import World
+from axrt.world.world import World
 
 from .grid import Grid
 from .learning_rate import LearningRates

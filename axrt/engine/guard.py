@@ -11,7 +11,7 @@ from axrt.model.preflight import as_failure
 from axrt.observe.asking import asked, table
 from axrt.observe.origin import processes_of
 from axrt.runtime.rank import Rank
-from axrt.world.launch import World
+from axrt.world.world import World
 
 _ANSWERS_S = 3.0  # in which ranks say what they do, before the job ends
 

@@ -7,7 +7,7 @@ from axrt.runtime.rank import Rank
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import AlongPlan
 from axrt.store.local_model import LocalModel
-from axrt.world.launch import World
+from axrt.world.world import World
 
 
 class EngineInfo:

@@ -22,7 +22,8 @@ from axrt.store.bucket_settings import LrSchedule, OptimizerFactory, constant
 from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
 from axrt.transport import Transport
-from axrt.world.launch import World, join
+from axrt.world.joining import join
+from axrt.world.world import World
 
 from .engine import Engine
 from .parts import Given

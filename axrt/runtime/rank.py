@@ -26,8 +26,8 @@ from axrt.scheduler.rules import OnDevice, Queue
 from axrt.transport import Transport
 from axrt.transport.collectives import CollectiveQueue
 from axrt.transport.note import MAIN, Note, Topic
-from axrt.world.launch import World
 from axrt.world.mesh import Mesh
+from axrt.world.world import World
 
 from .compute import Compute, compute_on, copies_on, host_steps
 from .exchange import Exchange

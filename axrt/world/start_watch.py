@@ -27,8 +27,8 @@ _LOOKS = 3  # that find a rank gone which was there
 _NEVER_SEEN_S = 5.0  # for which a rank is missing that nobody has seen: it may not have begun
 _LAUNCHERS = ("hydra", "prte", "orted", "mpirun", "mpiexec", "slurmstepd", "jsm")
 _JOBS = ("PMIX_NAMESPACE", "PMI_JOBID", "SLURM_STEP_ID")  # what tells jobs of one launcher apart
-# The variable with the number of ranks on this node, by the name that `launch.told` has for whoever
-# has set it.
+# The variable with the number of ranks on this node, by the name that `launchers.told` has for
+# whoever has set it.
 _RANKS_HERE = {
     "mpirun (PMI)": "MPI_LOCALNRANKS",
     "Open MPI's mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE",

@@ -17,7 +17,8 @@ import torch
 
 from axrt.errors import PeerLostError
 
-from .launch import CallsMpi, MpiWorld, at_the_start
+from .mpi_world import CallsMpi, MpiWorld
+from .world import at_the_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -22,7 +22,9 @@ from axrt.cli import main as axrt
 from axrt.generation.generation import Choice, Stage
 from axrt.generation.loading import layers_of_rank
 from axrt.generation.pipelined_generation import PipelinedGeneration
-from axrt.world.launch import MpiWorld, World, join
+from axrt.world.joining import join
+from axrt.world.mpi_world import MpiWorld
+from axrt.world.world import World
 
 _LIKELIEST = Choice(0.0)
 

@@ -12,7 +12,7 @@ from axrt.cli import main
 from axrt.doctor.facts import Facts, Mpi, look
 from axrt.doctor.findings import Level, examine
 from axrt.doctor.links import Link
-from axrt.world.launch import Told
+from axrt.world.launchers import Told
 
 MPI = Mpi(
     "MPICH 5.0.2",

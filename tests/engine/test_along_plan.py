@@ -29,7 +29,7 @@ from axrt.scheduler.simulation.schedules import build_schedule
 from axrt.scheduler.simulation.simulator import Edge
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
-from axrt.world import launch
+from axrt.world.world import World as Alone
 
 from .models import perceptron
 from .reference import (
@@ -121,7 +121,7 @@ def test_lengths_of_a_file_reach_the_plan(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text(replace(table(), lengths=0.3).to_json())
     config = Config.read(configured(MICROBATCHES, schedule={"costs": str(file)}))
-    started = launch.World(torch.device("cpu"))
+    started = Alone(torch.device("cpu"))
     with_file = Rank(config, started, LocalWorld(1).alone(), ())
     known = costs_in_file(config, perceptron(), with_file)
     assert (known.lengths, known.task_s) == (0.3, 1e-4)

@@ -15,8 +15,8 @@ import axrt
 from axrt.device.device import CPU
 from axrt.transport import Transport
 from axrt.transport.local import Chaos, LocalWorld
-from axrt.world.launch import World
 from axrt.world.survivors import in_places
+from axrt.world.world import World
 
 from ..sweeps import examples
 from .models import perceptron

@@ -32,7 +32,7 @@ from axrt.transport.single_copy import single_copy_peers
 from axrt.transport.staging import InPlace, Leaving
 from axrt.transport.wire import Layout
 from axrt.world.heartbeat import Heartbeat
-from axrt.world.launch import MpiWorld
+from axrt.world.mpi_world import MpiWorld
 from tests.contracts.odd import ODD
 from tests.contracts.test_contracts import Run, is_that_of_plain_torch, on_ranks
 from tests.engine.calls import KINDS, counted

@@ -29,7 +29,7 @@ import torch
 
 from axrt.cli import main as axrt
 from axrt.device.device import CPU
-from axrt.world import launch, survivors  # noqa: F401 - knows the class of a job, not the one below
+from axrt.world import leaving, mpi_world, survivors  # noqa: F401 - knows the class of a job
 from axrt.world.heartbeat import Silence
 
 from . import victims
@@ -129,7 +129,7 @@ class Ending:
             raise Out
 
 
-class TriedWorld(launch.MpiWorld):
+class TriedWorld(mpi_world.MpiWorld):
     """The job of a trial.
 
     Args:
@@ -249,12 +249,12 @@ class Ranks:
                 ranks._worlds.append(self)
 
         # Once: what is imported in a trial, such as a command, knows the class from then on.
-        launch.MpiWorld, launch._exit = Here, self._leaves  # type: ignore[assignment, misc]
+        mpi_world.MpiWorld, leaving.leave = Here, self._leaves  # type: ignore[assignment, misc]
         signal.signal(_LETS_OUT, lambda *_: self._ending.heard())
 
     def _leaves(self, code: int) -> NoReturn:
         if os.getpid() != self._pid:
-            launch._EXIT(code)
+            leaving._EXIT(code)
         self._ending.ends("leaves", code)
 
     def told_of(self, trial: Trial) -> Told:
@@ -300,7 +300,7 @@ def _ends_a_hang(trial: Trial, ended: threading.Event, to: int) -> None:
     if not ended.wait(_LIMIT_S):
         os.write(to, f"{trial.name} hangs\n".encode())
         faulthandler.dump_traceback(to)
-        launch._EXIT(1)
+        leaving._EXIT(1)
 
 
 def main(folder: Path) -> None:

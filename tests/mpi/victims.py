@@ -20,8 +20,8 @@ from torch.nn import functional
 import axrt
 from axrt import deepspeed
 from axrt.transport.note import Topic
-from axrt.world import launch
-from axrt.world.launch import told
+from axrt.world import mpi_world
+from axrt.world.launchers import told
 from tests.engine.reference import configured, random_batches
 
 BATCHES = random_batches((4, 8), classes=3, microbatches=4)
@@ -157,7 +157,7 @@ def my_rank() -> int:
 
 def one_rank_disagrees() -> None:
     """It waits for the other rank to come along, which does not."""
-    launch._ALL_AGREE_S = 0.5
+    mpi_world._ALL_AGREE_S = 0.5
     engine(run={"steps": 0} if my_rank() == 1 else {})
 
 

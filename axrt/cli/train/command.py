@@ -11,7 +11,9 @@ from axrt.errors import AxrtError, ConfigError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.observe.origin import commit_of
 from axrt.restarts.witness import witnessed
-from axrt.world.launch import join, leave_at_once, told
+from axrt.world.joining import join
+from axrt.world.launchers import told
+from axrt.world.leaving import leave_at_once
 from axrt.world.survivors import SurvivingWorld
 
 from ..overrides import with_overrides

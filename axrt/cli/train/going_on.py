@@ -16,8 +16,10 @@ from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.exit_codes import Exit, leave_code
 from axrt.restarts.layout import Layout, smaller_layouts, whole_layout
-from axrt.world.launch import MpiWorld, World, leave_at_once
+from axrt.world.leaving import leave_at_once
+from axrt.world.mpi_world import MpiWorld
 from axrt.world.survivors import HOW, RankLostError, SurvivingWorld
+from axrt.world.world import World
 
 from .interrupt import Interrupt
 

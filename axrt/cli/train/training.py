@@ -37,7 +37,7 @@ from axrt.observe.trackers import check_trackers, trackers_of
 from axrt.planning.known_costs import check_costs
 from axrt.planning.schedule import few_microbatches
 from axrt.store.presets import optimizer_factory
-from axrt.world.launch import join
+from axrt.world.joining import join
 
 from ..sample import sample_of
 from .batches import Batches
