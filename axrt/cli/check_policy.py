@@ -10,13 +10,13 @@ import click
 
 from axrt.exit_codes import Exit
 from axrt.scheduler.policies import policy_by_name
+from axrt.scheduler.simulation.costs import Costs, Edge
 from axrt.scheduler.simulation.schedules import (
     TRIED_STEPS,
     UnsoundPolicyError,
     build_schedule,
     fault_of,
 )
-from axrt.scheduler.simulation.simulator import Costs, Edge
 
 _FOUND = 1  # as of every command that looks for faults
 _CHUNKED = ("looped",)  # placements that leave the number of stages of a rank free

@@ -88,7 +88,7 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
     from axrt.planning.known_costs import measured_edge, measured_layers, settings_of
     from axrt.runtime.rank import Rank
     from axrt.scheduler.simulation.cost_table import CostTable
-    from axrt.scheduler.simulation.simulator import Edge
+    from axrt.scheduler.simulation.costs import Edge
     from axrt.world.joining import join
 
     from .sample import sample_of

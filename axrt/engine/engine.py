@@ -23,13 +23,14 @@ from axrt.runtime.exchange import Collected
 from axrt.runtime.one_call import OneCall, one_at_a_time
 from axrt.runtime.rank import Rank
 from axrt.scheduler.simulation.timeline import Timeline
+from axrt.store.given import Given
 from axrt.transport import Transport
 from axrt.transport.note import MAIN, Note, Topic
 from axrt.world.world import World
 
 from .guard import CallGuard
 from .info import EngineInfo
-from .parts import Given, build_parts, check_alike, compile_layers, tell_once
+from .parts import build_parts, check_alike, compile_layers, tell_once
 from .saves import Position, Saves
 from .user_weights import UserWeights
 

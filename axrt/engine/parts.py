@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
 
 from axrt.checkpoint.layers import check_savable
 from axrt.config import Config, Schedule
@@ -23,8 +22,7 @@ from axrt.ledger.peak import Peak
 from axrt.ledger.prediction import Predictor
 from axrt.model.compiler import Compiler
 from axrt.model.hidden import check_loss_stays_with_its_stage
-from axrt.model.layers import TiedLayerSpec, name_of
-from axrt.model.module import PipelineModule
+from axrt.model.layers import TiedLayerSpec
 from axrt.model.precompile import precompile
 from axrt.model.preflight import (
     check_kept,
@@ -40,23 +38,10 @@ from axrt.runtime.rank import Rank
 from axrt.runtime.shard_exchange import ShardExchange
 from axrt.runtime.trainer import Trainer, Wait
 from axrt.scheduler.job import Job
-from axrt.store.bucket_settings import LrSchedule, OptimizerFactory
-from axrt.store.local_model import LocalModel, local_model
+from axrt.store.build_model import build_model
+from axrt.store.given import Given
+from axrt.store.local_model import LocalModel
 from axrt.store.scratch import scratch_tier
-
-
-class Given(NamedTuple):
-    """What the user has given."""
-
-    model: PipelineModule
-    factory: OptimizerFactory
-    lr_schedule: LrSchedule
-    sample: Any  # a microbatch, (inputs, targets), on the main rank; None: there is none
-
-    @property
-    def layers(self) -> list[str]:
-        """The names of the layers."""
-        return [name_of(layer) for layer in self.model.layers]
 
 
 @dataclass(frozen=True)
@@ -126,17 +111,8 @@ def _local_model(
 ) -> LocalModel:
     memory = config.memory
     needs_scratch = memory.offload != "none" or job.offloads_stash(rank.mesh.pipe_rank)
-    return local_model(
-        given.model,
-        job,
-        rank.mesh,
-        config,
-        rank.generator,
-        given.factory,
-        given.lr_schedule,
-        compiler,
-        scratch_tier(memory, rank.device) if needs_scratch else None,
-    )
+    scratch = scratch_tier(memory, rank.device) if needs_scratch else None
+    return build_model(given, job, rank.mesh, config, rank.generator, compiler, scratch)
 
 
 def tell_once(rank: Rank, notes: Sequence[str]) -> None:

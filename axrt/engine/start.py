@@ -19,6 +19,7 @@ from axrt.model.preflight import (
 from axrt.observe.observer import Observer
 from axrt.planning.schedule import digest_of_order
 from axrt.store.bucket_settings import LrSchedule, OptimizerFactory, constant
+from axrt.store.given import Given
 from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
 from axrt.transport import Transport
@@ -26,7 +27,6 @@ from axrt.world.joining import join
 from axrt.world.world import World
 
 from .engine import Engine
-from .parts import Given
 
 
 def initialize(

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from axrt.offload.arena import PAGE_BYTES
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import Fixed
-from axrt.scheduler.simulation.simulator import Costs, simulate
+from axrt.scheduler.simulation.costs import Costs
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Kind
 

@@ -22,8 +22,8 @@ from axrt.model.preflight import checked_sample
 from axrt.runtime.exchange import Exchange
 from axrt.runtime.rank import Rank
 from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.costs import Edge
 from axrt.scheduler.simulation.model_costs import ModelCosts
-from axrt.scheduler.simulation.simulator import Edge
 
 _LARGE = 2**20  # bytes
 

@@ -10,8 +10,9 @@ from axrt.config import Schedule
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import Fixed
 from axrt.scheduler.simulation.cost_table import LayerCosts
+from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.model_costs import ModelCosts, world_of
-from axrt.scheduler.simulation.simulator import Costs, simulate
+from axrt.scheduler.simulation.simulator import simulate
 
 AS_FAST = 1.01  # candidates within this of the fastest count as fast as it
 _STEPS = 3

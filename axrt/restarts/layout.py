@@ -9,7 +9,8 @@ from axrt.config import AUTO, Config
 from axrt.errors import ConfigError
 from axrt.models.registry import model_of
 from axrt.planning.default_schedule import settled
-from axrt.scheduler.simulation.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.costs import Costs, Work
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.world.mesh import Mesh
 
 _STEPS = 2

@@ -2,36 +2,25 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from axrt.config import Config, Memory
+from axrt.config import Memory
 from axrt.device.device import CPU
-from axrt.model.compiler import Compiler
-from axrt.model.layer_runs import RunSettings
-from axrt.model.layers import build
 from axrt.model.listed import ListedParameters
-from axrt.model.module import PipelineModule
-from axrt.model.precision import NarrowLayers, Place, place_of, types_of
-from axrt.model.seeds import BorrowedGenerator
+from axrt.model.precision import NarrowLayers, Place, place_of
 from axrt.model.stage import Stage
 from axrt.offload.tier import Tier
-from axrt.scheduler.bucket import BucketCopy, Copies
-from axrt.scheduler.job import Job
+from axrt.scheduler.bucket import Copies
 from axrt.scheduler.plural import plural
-from axrt.store.assign import buckets_as_built
 from axrt.store.bucket import Bucket
-from axrt.store.bucket_settings import BucketSettings, LrSchedule, OptimizerFactory
 from axrt.store.flat import by_key, digest_of
 from axrt.store.saved_piece import SavedPiece
-from axrt.store.scratch import refused_as_setting
-from axrt.store.shards import cut_of
 from axrt.store.slots import Slots
 from axrt.store.stash import ScratchStash
-from axrt.world.mesh import Mesh
 
 from .loss_scale import LossScale
 
@@ -350,144 +339,3 @@ class LocalModel:
             self.stash.drop()
         for bucket in self.all_buckets:
             bucket.leave_memory()
-
-
-def local_model(
-    model: PipelineModule,
-    job: Job,
-    mesh: Mesh,
-    config: Config,
-    generator: BorrowedGenerator,
-    factory: OptimizerFactory,
-    lr_schedule: LrSchedule,
-    compiler: Compiler | None,
-    scratch: Tier | None = None,
-) -> LocalModel:
-    """Build the part of the model that this rank holds.
-
-    Args:
-        job: schedule that says where the model is cut, and which rank holds what.
-        factory: function that makes the optimizer of a bucket.
-        lr_schedule: function that gives the factor on the learning rate for a step.
-        compiler: compiler that runs the layers; None: they run as they are.
-        scratch: tier for masters and moments, and for stashes; None: all stay on the device.
-    Raises:
-        ConfigError: scratch has no room for them.
-    """
-    offloads_state = scratch is not None and config.memory.offload != "none"
-    slots = Slots(scratch, generator.device) if scratch and offloads_state else None
-    uses_host = scratch is not None and config.memory.steps_on_host
-    rooms = Slots(scratch, CPU, generator.device != CPU) if scratch and uses_host else None
-    stages, buckets, pipes = {}, {}, {}
-    types = types_of(config.precision)
-    narrow = NarrowLayers(types) if types.weights else None
-    loss_scale = LossScale(config.precision) if config.precision.scales else None
-    settings = BucketSettings(
-        factory,
-        lr_schedule,
-        generator.device,
-        in_float32=config.precision.gradients == "float32",
-        narrowest=types.weights,
-        pipes_a_group=job.pipes_a_group,
-        keeps_apart=job.in_tree,
-        slots=slots,
-        rooms=rooms,
-        in_scratch=job.offloads_weights,
-    )
-    to_run = RunSettings(
-        job,
-        generator,
-        mesh.data_rank,
-        types,
-        compiler,
-        loss_scale.of if loss_scale else None,
-        looks=True,
-    )
-    for stage in job.placement.stages_of(mesh.pipe_rank):
-        pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
-        first, end = job.cuts[stage], job.cuts[stage + 1]
-        layers = _Layers(model, range(first, end), config.run.seed, generator.device, narrow)
-        specs = buckets_as_built(
-            model.layers, job.cuts, stage, layers, job.pipes, config.memory.bucket_mb * _MIB
-        )
-        made = {}
-        for number, spec in specs:  # each as soon as its layers are there
-            with refused_as_setting():
-                made[number] = Bucket(
-                    spec,
-                    [layers.places[name] for name, _ in spec.named],
-                    BucketCopy(pipes[stage], stage, number),
-                    settings,
-                    [narrow.type_of(parameter) for _, parameter in spec.named] if narrow else (),
-                    cut_of(config, job, pipes[stage], spec.copies),
-                )
-        buckets[stage] = tuple(made[number] for number in sorted(made))
-        stages[stage] = Stage(
-            layers.built,
-            first,
-            model.loss_fn if stage == job.last_stage else None,
-            to_run,
-            job.recomputed.get(stage, 0),
-            job.offloads_stash(mesh.pipe_rank),
-        )
-        stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
-    if slots:
-        with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
-        slots.allocate(min(job.slots, len(with_state)))
-        if rooms:
-            rooms.allocate(min(job.host_rooms, len(with_state)))
-    offloads_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
-    stash = ScratchStash(scratch, generator.device) if scratch and offloads_stash else None
-    of_state = scratch if slots else None
-    given = [place for place, layer in enumerate(model.layers) if isinstance(layer, nn.Module)]
-    built = LocalModel(
-        *(stages, buckets, pipes, narrow, loss_scale, of_state, slots, rooms, stash),
-        frozenset(given),
-    )
-    return replace(built, listed=ListedParameters(built.layers()))
-
-
-# Layers are built as buckets ask for them, so a narrow run never has its whole stage in float32.
-class _Layers:
-    """The layers of a stage, each built when it is asked for: a rank never holds more than what it
-    has made of them and one layer.
-
-    Args:
-        narrow: layers in a narrow type, to which each is added; None: there are none.
-    Attributes:
-        built: layers that were built.
-        places: numbers that order parameters as the whole model does, by name: by layer, then as
-            the layer lists them.
-    """
-
-    def __init__(
-        self,
-        model: PipelineModule,
-        places: range,
-        seed: int,
-        device: torch.device,
-        narrow: NarrowLayers | None,
-    ) -> None:
-        self._model, self._of_stage, self._seed = model, places, seed
-        self._device, self._narrow = device, narrow
-        self.built: list[nn.Module] = []
-        self.places: dict[str, int] = {}
-
-    def __iter__(self) -> Iterator[tuple[int, list[tuple[str, nn.Parameter]]]]:
-        """The index of each layer, and the trained parameters that no layer before has."""
-        seen: set[nn.Parameter] = set()
-        for place in self._of_stage:
-            layer = build(self._model.layers, place, self._seed).to(self._device)
-            if self._narrow is not None:
-                self._narrow.add(layer)
-            self.built.append(layer)
-            named = [
-                (name, parameter)
-                for name, parameter in layer.named_parameters(prefix=str(place))
-                if parameter.requires_grad and parameter not in seen
-            ]
-            seen.update(parameter for _, parameter in named)
-            self.places.update(
-                {name: (place << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
-            )
-            yield place, named

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..order import Order
 from ..placement import Placement
-from ..simulation.simulator import Costs
+from ..simulation.costs import Costs
 from ..task import Kind, Task
 
 

@@ -19,8 +19,9 @@ from ..order import Order
 from ..placement import Placement, placement_by_name
 from ..policies import NAMES, policy_by_name
 from ..simulation.bound import least_makespan
+from ..simulation.costs import Costs
 from ..simulation.schedules import build_schedule, caps_of
-from ..simulation.simulator import Costs, order_of
+from ..simulation.simulator import order_of
 from .annealing import annealed
 from .delayed import delayed
 from .list_schedule import list_schedule

@@ -4,7 +4,7 @@ other ranks wait for its last gradient."""
 from itertools import pairwise
 
 from ..placement import Placement
-from .simulator import Costs, Work
+from .costs import Costs, Work
 
 
 def least_makespan(placement: Placement, costs: Costs, microbatches: int, steps: int = 1) -> float:

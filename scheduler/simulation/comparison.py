@@ -13,9 +13,10 @@ from ..planning.recompute import most_recomputed, recomputed_shares
 from ..planning.shards import with_shards
 from ..plural import plural
 from ..task import Kind
+from .costs import Costs, Work
 from .fit import ON_HOST, buckets_of, fit_costs, recut
 from .schedules import Option, build_schedule, options
-from .simulator import Costs, Work, simulate
+from .simulator import simulate
 from .timeline import Timeline
 
 _SEEDS = 5

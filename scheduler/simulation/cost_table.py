@@ -15,7 +15,7 @@ from typing import Any
 
 from ..plural import plural
 from ..regular_file import json_of, read_text
-from .simulator import Edge
+from .costs import Edge
 
 FORMAT, _FORMER = "axrt costs 2", ("axrt costs 1",)
 _UNITS = {"time": "s", "size": "bytes"}

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from ..placement import Placement
 from ..task import AnyKind, Kind
-from .simulator import Costs, Edge, Work
+from .costs import Costs, Edge, Work
 from .timeline import Span, Timeline
 from .variation import durations, variation
 

@@ -9,7 +9,7 @@ from statistics import median
 from ..planning.balance import Stages
 from ..plural import plural
 from .cost_table import CostTable, LayerCosts
-from .simulator import Costs, Work
+from .costs import Costs, Work
 
 
 def fitted(table: CostTable, samples: int, costs: Costs, cuts: Sequence[int]) -> CostTable:

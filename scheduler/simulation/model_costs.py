@@ -10,7 +10,7 @@ from ..placement import Placement
 from ..planning.longest import Kept
 from ..planning.planner import World
 from .cost_table import LayerCosts
-from .simulator import Costs, Edge, Work
+from .costs import Costs, Edge, Work
 
 TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
 # A plan reckons with a jitter of 0.05 at least, and with the pieces that weight gradients really

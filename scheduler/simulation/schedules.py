@@ -13,8 +13,9 @@ from ..plural import plural
 from ..policies import FIXED, NAMES, AlongPlan, Fixed, is_own, placement_for, policy_by_name
 from ..regular_file import read_text
 from .bound import least_makespan
+from .costs import Costs
 from .keeping_bounds import broken_bound
-from .simulator import Costs, StuckError, order_of, simulate
+from .simulator import StuckError, order_of, simulate
 from .timeline import Timeline
 
 TRIED_STEPS = 2  # of a policy that nobody has proved

@@ -18,8 +18,9 @@ from axrt.scheduler.planning.plan_choice import job_along_plan
 from axrt.scheduler.planning.planner import PLACEMENTS, Effort, World, planned, worlds
 from axrt.scheduler.planning.recompute import recomputed_shares
 from axrt.scheduler.policies import Fixed
+from axrt.scheduler.simulation.costs import Costs, Edge, Work
 from axrt.scheduler.simulation.schedules import Option, build_schedule, options
-from axrt.scheduler.simulation.simulator import Costs, Edge, Work, order_of, simulate
+from axrt.scheduler.simulation.simulator import order_of, simulate
 from axrt.scheduler.simulation.timeline import Timeline
 
 POLICIES = (

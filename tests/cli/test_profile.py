@@ -15,9 +15,9 @@ from axrt.runtime.task_runner import TaskRunner
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.simulation.comparison import Run
 from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.costs import Costs, Edge, Work
 from axrt.scheduler.simulation.fit import fit_costs
 from axrt.scheduler.simulation.fit_layers import slowness
-from axrt.scheduler.simulation.simulator import Costs, Edge, Work
 
 from .test_train import TINY
 

@@ -19,8 +19,8 @@ from axrt.scheduler.placement import Linear, Vee
 from axrt.scheduler.planning.recompute import recomputed_shares
 from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.policies import NAMES, policy_by_name
+from axrt.scheduler.simulation.costs import Costs, Edge, Work
 from axrt.scheduler.simulation.schedules import build_schedule
-from axrt.scheduler.simulation.simulator import Costs, Edge, Work
 from axrt.scheduler.simulation.simulator import simulate as simulated
 from axrt.scheduler.task import AnyKind, Kind
 

@@ -24,9 +24,9 @@ from axrt.scheduler.planning.planner import World
 from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.simulation.comparison import Run
 from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.costs import Edge
 from axrt.scheduler.simulation.model_costs import ModelCosts, world_of
 from axrt.scheduler.simulation.schedules import build_schedule
-from axrt.scheduler.simulation.simulator import Edge
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 from axrt.world.world import World as Alone

@@ -27,8 +27,8 @@ from axrt.planning.plan_from_costs import Decided
 from axrt.planning.step_prediction import AS_FAST
 from axrt.scheduler.policies import NAMES
 from axrt.scheduler.simulation.cost_table import LayerCosts
+from axrt.scheduler.simulation.costs import Edge
 from axrt.scheduler.simulation.model_costs import ModelCosts
-from axrt.scheduler.simulation.simulator import Edge
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 from axrt.world.mesh import Mesh

@@ -19,8 +19,8 @@ from axrt.scheduler.planning.plan_choice import Trial
 from axrt.scheduler.planning.planner import Effort
 from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.simulation.cost_table import LayerCosts
+from axrt.scheduler.simulation.costs import Edge
 from axrt.scheduler.simulation.model_costs import ModelCosts
-from axrt.scheduler.simulation.simulator import Edge
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 from axrt.world.mesh import Mesh

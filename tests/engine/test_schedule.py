@@ -16,7 +16,8 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.lacks import CAUSES
 from axrt.scheduler.placement import Vee
 from axrt.scheduler.policies import policy_by_name
-from axrt.scheduler.simulation.simulator import Costs, order_of, simulate
+from axrt.scheduler.simulation.costs import Costs
+from axrt.scheduler.simulation.simulator import order_of, simulate
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Kind
 from axrt.transport import Transport

@@ -25,7 +25,7 @@ from axrt.model.seeds import BorrowedGenerator
 from axrt.runtime.compute import Ended, compute_on
 from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.simulation.cost_table import CostTable
-from axrt.scheduler.simulation.simulator import Edge
+from axrt.scheduler.simulation.costs import Edge
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.payload import flatten, on, unflatten

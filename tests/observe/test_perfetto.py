@@ -9,7 +9,8 @@ import pytest
 from axrt.observe.perfetto import perfetto
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
-from axrt.scheduler.simulation.simulator import Costs, simulate
+from axrt.scheduler.simulation.costs import Costs
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Delivery, Pause, Timeline
 
 theirs = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")

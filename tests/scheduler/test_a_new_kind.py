@@ -14,8 +14,9 @@ from axrt.scheduler.policies import placement_for, policy_by_name
 from axrt.scheduler.rules import Feature, Need, Queue, Row, StageHere, features_of
 from axrt.scheduler.rules.replicas import losses_of_all, replicas, whole
 from axrt.scheduler.rules.row import urgent
+from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.reader_messages import has_read
-from axrt.scheduler.simulation.simulator import Costs, simulate
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import AnyKind, Counts, Kind, Part, Task

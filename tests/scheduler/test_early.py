@@ -12,7 +12,8 @@ from axrt.scheduler.placement import Placement, Vee
 from axrt.scheduler.plan import zb_v
 from axrt.scheduler.policies import Policy, policy_by_name
 from axrt.scheduler.policies.planned import Adaptive, AlongPlan
-from axrt.scheduler.simulation.simulator import Costs, Edge, order_of, simulate
+from axrt.scheduler.simulation.costs import Costs, Edge
+from axrt.scheduler.simulation.simulator import order_of, simulate
 from axrt.scheduler.stash import StashMove
 from axrt.scheduler.task import AnyKind, Kind, Task
 

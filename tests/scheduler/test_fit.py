@@ -13,9 +13,10 @@ from axrt.scheduler.placement import Bidirectional, Linear, Vee
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.simulation.bound import least_makespan
 from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulation.costs import Costs, Edge, Work
 from axrt.scheduler.simulation.fit import buckets_of, fit_costs, recut
 from axrt.scheduler.simulation.fit_layers import fitted
-from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Pause, Span, Timeline
 from axrt.scheduler.task import Kind, Task
 

@@ -15,8 +15,9 @@ from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import OnDevice
+from axrt.scheduler.simulation.costs import Costs, Work
 from axrt.scheduler.simulation.reader_messages import has_read
-from axrt.scheduler.simulation.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import AnyKind, Kind, Task

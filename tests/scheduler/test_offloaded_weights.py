@@ -11,7 +11,8 @@ from axrt.scheduler.placement import Looped
 from axrt.scheduler.planning.stay_planner import plan_stays
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.refusals import IllegalMove
-from axrt.scheduler.simulation.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.costs import Costs, Work
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 

@@ -10,7 +10,8 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Looped, Vee
 from axrt.scheduler.policies import NAMES, Fixed, placement_for, policy_by_name
-from axrt.scheduler.simulation.simulator import Costs, order_of, simulate
+from axrt.scheduler.simulation.costs import Costs
+from axrt.scheduler.simulation.simulator import order_of, simulate
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import examples

@@ -15,8 +15,9 @@ from axrt.scheduler.planning.plan_choice import Trial, job_along_plan
 from axrt.scheduler.planning.planner import Effort, World, worlds
 from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.policies import AlongPlan, Fixed, policy_by_name
+from axrt.scheduler.simulation.costs import Costs, Edge, Work
 from axrt.scheduler.simulation.schedules import build_schedule, options
-from axrt.scheduler.simulation.simulator import Costs, Edge, Work, order_of, simulate
+from axrt.scheduler.simulation.simulator import order_of, simulate
 from axrt.scheduler.task import Kind
 
 from ..sweeps import examples, first

@@ -14,7 +14,8 @@ from axrt.scheduler.planning.longest import Kept, longest_path
 from axrt.scheduler.planning.plan_choice import Trial, job_along_plan, takes
 from axrt.scheduler.planning.planner import Effort, World, planned, worlds
 from axrt.scheduler.policies import Fixed
-from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.costs import Costs, Edge, Work
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import examples, first

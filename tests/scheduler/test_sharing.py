@@ -9,8 +9,9 @@ import pytest
 
 from axrt.scheduler.job import Job
 from axrt.scheduler.sharing import Choice, Hand, microbatch_for_slot, with_sharing
+from axrt.scheduler.simulation.costs import Costs, Work
 from axrt.scheduler.simulation.schedules import build_schedule
-from axrt.scheduler.simulation.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Kind
 

@@ -13,7 +13,8 @@ from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.plan import zb_v_plan
 from axrt.scheduler.policies import NAMES, Fixed, Nested, placement_for, policy_by_name
-from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.costs import Costs, Edge, Work
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Kind, Task
 

@@ -12,9 +12,10 @@ from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import AlongPlan, Fixed, policy_by_name
 from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import OnDevice
+from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.reader_messages import has_read
 from axrt.scheduler.simulation.schedules import build_schedule
-from axrt.scheduler.simulation.simulator import Costs, simulate
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 

@@ -11,7 +11,8 @@ import pytest
 from axrt.scheduler.job import Job
 from axrt.scheduler.order import Order
 from axrt.scheduler.policies import Fixed
-from axrt.scheduler.simulation.simulator import Costs, Work, simulate
+from axrt.scheduler.simulation.costs import Costs, Work
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.task import Kind
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")

@@ -14,8 +14,9 @@ from axrt.scheduler.planning.planner import World as PlannedWorld
 from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import CAPPED, NAMES, Fixed
 from axrt.scheduler.simulation.cost_table import CostTable
+from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.schedules import build_schedule, search
-from axrt.scheduler.simulation.simulator import Costs, order_of
+from axrt.scheduler.simulation.simulator import order_of
 from axrt.scheduler.simulation.timeline import Timeline
 
 from .checks import refuse

@@ -12,8 +12,9 @@ from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.plural import plural
 from axrt.scheduler.sharing import with_sharing
 from axrt.scheduler.simulation.cost_table import CostTable
+from axrt.scheduler.simulation.costs import Costs, Edge, Work
 from axrt.scheduler.simulation.schedules import build_schedule
-from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Kind
 

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import axrt
+from axrt.scheduler.simulation.costs import Costs, Edge, Work
 from axrt.scheduler.simulation.schedules import build_schedule
-from axrt.scheduler.simulation.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulation.simulator import simulate
 
 from . import of_axrt, of_deepspeed, of_torch
 from .arena import Took, in_turn, timed

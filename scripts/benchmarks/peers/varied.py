@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
-from axrt.scheduler.simulation.simulator import Edge
+from axrt.scheduler.simulation.costs import Edge
 
 from . import of_axrt, of_deepspeed
 from .arena import in_turn, timed

@@ -1,0 +1,202 @@
+"""Builds the part of the model that a rank holds: layers, buckets with their optimizers, and
+places in scratch."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from axrt.config import Config
+from axrt.device.device import CPU
+from axrt.model.compiler import Compiler
+from axrt.model.layer_runs import RunSettings
+from axrt.model.layers import build
+from axrt.model.listed import ListedParameters
+from axrt.model.module import PipelineModule
+from axrt.model.precision import NarrowLayers, types_of
+from axrt.model.seeds import BorrowedGenerator
+from axrt.model.stage import Stage
+from axrt.offload.tier import Tier
+from axrt.scheduler.bucket import BucketCopy
+from axrt.scheduler.job import Job
+from axrt.world.mesh import Mesh
+
+from .assign import buckets_as_built
+from .bucket import Bucket
+from .bucket_settings import BucketSettings
+from .given import Given
+from .local_model import LocalModel
+from .loss_scale import LossScale
+from .scratch import refused_as_setting
+from .shards import cut_of
+from .slots import Slots
+from .stash import ScratchStash
+
+_MIB = 1024 * 1024
+
+
+def build_model(
+    given: Given,
+    job: Job,
+    mesh: Mesh,
+    config: Config,
+    generator: BorrowedGenerator,
+    compiler: Compiler | None,
+    scratch: Tier | None = None,
+) -> LocalModel:
+    """Build the part of the model that this rank holds.
+
+    Args:
+        job: schedule that says where the model is cut, and which rank holds what.
+        compiler: compiler that runs the layers; None: they run as they are.
+        scratch: tier for masters and moments, and for stashes; None: all stay on the device.
+    Raises:
+        ConfigError: scratch has no room for them.
+    """
+    device = generator.device
+    offloads_state = scratch is not None and config.memory.offload != "none"
+    slots = Slots(scratch, device) if scratch and offloads_state else None
+    uses_host = scratch is not None and config.memory.steps_on_host
+    rooms = Slots(scratch, CPU, device != CPU) if scratch and uses_host else None
+    types = types_of(config.precision)
+    narrow = NarrowLayers(types) if types.weights else None
+    loss_scale = LossScale(config.precision) if config.precision.scales else None
+    to_step = BucketSettings(
+        given.factory,
+        given.lr_schedule,
+        device,
+        in_float32=config.precision.gradients == "float32",
+        narrowest=types.weights,
+        pipes_a_group=job.pipes_a_group,
+        keeps_apart=job.in_tree,
+        slots=slots,
+        rooms=rooms,
+        in_scratch=job.offloads_weights,
+    )
+    scale_of = loss_scale.of if loss_scale else None
+    to_run = RunSettings(job, generator, mesh.data_rank, types, compiler, scale_of, looks=True)
+    builder = _Builder(given.model, config, to_step, to_run, narrow)
+    stages, buckets, pipes = {}, {}, {}
+    for stage in job.placement.stages_of(mesh.pipe_rank):
+        pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
+        offloads_stash = job.offloads_stash(mesh.pipe_rank)
+        stages[stage], buckets[stage] = builder.stage(stage, pipes[stage], offloads_stash)
+    if slots:
+        with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
+        slots.allocate(min(job.slots, len(with_state)))
+        if rooms:
+            rooms.allocate(min(job.host_rooms, len(with_state)))
+    has_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
+    stash = ScratchStash(scratch, device) if scratch and has_stash else None
+    built = LocalModel(
+        *(stages, buckets, pipes, narrow, loss_scale, scratch if slots else None),
+        *(slots, rooms, stash),
+        _given_as_modules(given.model),
+    )
+    return replace(built, listed=ListedParameters(built.layers()))
+
+
+def _given_as_modules(model: PipelineModule) -> frozenset[int]:
+    """The indices of the layers that the user has built himself."""
+    layers = enumerate(model.layers)
+    return frozenset([place for place, layer in layers if isinstance(layer, nn.Module)])
+
+
+class _Builder:
+    """Builds stages with their buckets, one after the other."""
+
+    def __init__(
+        self,
+        model: PipelineModule,
+        config: Config,
+        to_step: BucketSettings,
+        to_run: RunSettings,
+        narrow: NarrowLayers | None,
+    ) -> None:
+        self._model, self._config, self._narrow = model, config, narrow
+        self._to_step, self._to_run = to_step, to_run
+
+    def stage(self, stage: int, pipe: int, offloads: bool) -> tuple[Stage, tuple[Bucket, ...]]:
+        """Build a stage and its buckets.
+
+        Args:
+            pipe: the pipe whose copy it is.
+            offloads: what autograd saves of a microbatch may leave the device.
+        """
+        config, job = self._config, self._to_run.job
+        places = range(job.cuts[stage], job.cuts[stage + 1])
+        layers = _Layers(
+            self._model, places, config.run.seed, self._to_run.generator.device, self._narrow
+        )
+        bucket_bytes = config.memory.bucket_mb * _MIB
+        specs = buckets_as_built(
+            self._model.layers, job.cuts, stage, layers, job.pipes, bucket_bytes
+        )
+        made = {}
+        for number, spec in specs:  # each as soon as its layers are there
+            with refused_as_setting():
+                made[number] = Bucket(
+                    spec,
+                    [layers.places[name] for name, _ in spec.named],
+                    BucketCopy(pipe, stage, number),
+                    self._to_step,
+                    self._types_of([parameter for _, parameter in spec.named]),
+                    cut_of(config, job, pipe, spec.copies),
+                )
+        buckets = tuple(made[number] for number in sorted(made))
+        loss_fn = self._model.loss_fn if stage == job.last_stage else None
+        recomputed = job.recomputed.get(stage, 0)
+        built = Stage(layers.built, places.start, loss_fn, self._to_run, recomputed, offloads)
+        built.cut_at({bucket.first_layer for bucket in buckets})
+        return built, buckets
+
+    def _types_of(self, parameters: list[nn.Parameter]) -> list[torch.dtype | None]:
+        """The narrow type of each; [] where none is narrow."""
+        return [self._narrow.type_of(one) for one in parameters] if self._narrow else []
+
+
+# Layers are built as buckets ask for them, so a narrow run never has its whole stage in float32.
+class _Layers:
+    """The layers of a stage, each built when it is asked for: a rank never holds more than what it
+    has made of them and one layer.
+
+    Args:
+        narrow: layers in a narrow type, to which each is added; None: there are none.
+    Attributes:
+        built: layers that were built.
+        places: numbers that order parameters as the whole model does, by name: by layer, then as
+            the layer lists them.
+    """
+
+    def __init__(
+        self,
+        model: PipelineModule,
+        places: range,
+        seed: int,
+        device: torch.device,
+        narrow: NarrowLayers | None,
+    ) -> None:
+        self._model, self._of_stage, self._seed = model, places, seed
+        self._device, self._narrow = device, narrow
+        self.built: list[nn.Module] = []
+        self.places: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[tuple[int, list[tuple[str, nn.Parameter]]]]:
+        """The index of each layer, and the trained parameters that no layer before has."""
+        seen: set[nn.Parameter] = set()
+        for place in self._of_stage:
+            layer = build(self._model.layers, place, self._seed).to(self._device)
+            if self._narrow is not None:
+                self._narrow.add(layer)
+            self.built.append(layer)
+            named = [
+                (name, parameter)
+                for name, parameter in layer.named_parameters(prefix=str(place))
+                if parameter.requires_grad and parameter not in seen
+            ]
+            seen.update(parameter for _, parameter in named)
+            self.places.update(
+                {name: (place << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
+            )
+            yield place, named
