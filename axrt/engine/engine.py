@@ -12,12 +12,9 @@ from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.keepers import host_name
 from axrt.config import Config
 from axrt.errors import DataError, EmptyEvaluationError, ModelError
-from axrt.ledger.ledger import Tier
-from axrt.ledger.measured import in_scratch
 from axrt.model.compiler import Compiler
 from axrt.model.given import GivenElsewhere
 from axrt.observe.observer import Observer
-from axrt.planning.schedule import described
 from axrt.results import EvalResult, StepResult
 from axrt.runtime.exchange import Collected
 from axrt.runtime.one_call import OneCall, one_at_a_time
@@ -201,11 +198,6 @@ class Engine(EngineInfo):
             )
         return result
 
-    @property
-    def traced(self) -> bool:
-        """True once the steps of `run.trace_steps` have been trained."""
-        return self.config.run.trace_steps > 0 and self._rank.trace.whole
-
     @one_at_a_time
     def timeline(self) -> Timeline | None:
         """The timeline of the steps of `run.trace_steps`, in seconds; every rank calls it.
@@ -216,18 +208,7 @@ class Engine(EngineInfo):
         Returns:
             The timeline on the main rank; None on the others.
         """
-        mine = Timeline(
-            self._job.ranks * self._job.replicas,
-            self._job.microbatches,
-            unit="s",
-            title=f"measured: {self._job}",
-            schedule=described(self.schedule, self._job, self.config.memory),
-            reductions=self._job.reductions,
-            stays=self._job.stays_a_step,
-            spans=self._rank.trace.spans,
-            pauses=self._rank.trace.pauses,
-            messages=self._rank.trace.messages,
-        )
+        mine = self._measured_timeline()
         with self._guard.working():
             parts = self._exchange.gathered(mine.to_json())
         return Timeline.merged([Timeline.from_json(part) for part in parts]) if parts else None
@@ -243,14 +224,6 @@ class Engine(EngineInfo):
         """
         with self._guard.working():
             return self._exchange.gathered(self._peak.num_bytes())
-
-    def memory_bytes(self) -> dict[str, int]:
-        """The memory of this rank: at most so far on its device, see `peak_bytes`; and now in
-        scratch, by tier ("host", "disk"). Tiers without any are left away."""
-        found = {Tier.DEVICE.value: self._peak.num_bytes()}
-        for _, tier, size in in_scratch(self._model):
-            found[tier.value] = found.get(tier.value, 0) + size
-        return {tier: size for tier, size in found.items() if size}
 
     @one_at_a_time
     def broadcast(self, value: Any) -> Any:

@@ -2,10 +2,15 @@
 
 import torch
 
-from axrt.config import Schedule
+from axrt.config import Config, Schedule
+from axrt.ledger.ledger import Tier
+from axrt.ledger.measured import in_scratch
+from axrt.ledger.peak import Peak
+from axrt.planning.schedule import described
 from axrt.runtime.rank import Rank
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import AlongPlan
+from axrt.scheduler.simulation.timeline import Timeline
 from axrt.store.local_model import LocalModel
 from axrt.world.world import World
 
@@ -18,6 +23,8 @@ class EngineInfo:
     _job: Job
     _schedule: Schedule
     _model: LocalModel
+    _peak: Peak
+    config: Config
 
     @property
     def rank(self) -> int:
@@ -95,3 +102,31 @@ class EngineInfo:
     def cuts(self) -> tuple[int, ...]:
         """The indices of the layers at which stages begin, then the number of layers."""
         return tuple(self._job.cuts)
+
+    @property
+    def traced(self) -> bool:
+        """True once the steps of `run.trace_steps` have been trained."""
+        return self.config.run.trace_steps > 0 and self._rank.trace.whole
+
+    def memory_bytes(self) -> dict[str, int]:
+        """The memory of this rank: at most so far on its device, see `peak_bytes`; and now in
+        scratch, by tier ("host", "disk"). Tiers without any are left away."""
+        found = {Tier.DEVICE.value: self._peak.num_bytes()}
+        for _, tier, size in in_scratch(self._model):
+            found[tier.value] = found.get(tier.value, 0) + size
+        return {tier: size for tier, size in found.items() if size}
+
+    def _measured_timeline(self) -> Timeline:
+        """The timeline of this rank."""
+        return Timeline(
+            self._job.ranks * self._job.replicas,
+            self._job.microbatches,
+            unit="s",
+            title=f"measured: {self._job}",
+            schedule=described(self.schedule, self._job, self.config.memory),
+            reductions=self._job.reductions,
+            stays=self._job.stays_a_step,
+            spans=self._rank.trace.spans,
+            pauses=self._rank.trace.pauses,
+            messages=self._rank.trace.messages,
+        )

@@ -76,22 +76,21 @@ def initialize(
     except ConfigError as error:
         world = world or (World(CPU) if transport else join())
         world.fail(error)
-    world = world or (
-        World(choose(settings.run.device, None))
-        if transport
-        else join(settings.run.transport, settings.run.device, settings.run.start_patience_s)
-    )
+    run = settings.run
+    if transport:
+        world = world or World(choose(run.device, None))
+    world = world or join(run.transport, run.device, run.start_patience_s)
     factory = optimizer or optimizer_factory(settings.optimizer)
-    schedule = lr_schedule or (
-        constant if optimizer else named_schedule(settings.optimizer, settings.run.steps)
-    )
+    usual = constant if optimizer else named_schedule(settings.optimizer, run.steps)
     try:
-        given = Given(model, factory, schedule, sample)
-        layers = dict(enumerate(given.layers))
-        order = {"order": digest_of_order(settings.schedule)}
-        world.check_alike(
-            {**settings.as_dict(), "model layers": layers, "digest of schedule": order}
-        )
+        given = Given(model, factory, lr_schedule or usual, sample)
+        _check_alike(world, settings, given)
         return Engine(given, settings, world, transport, observers)
     except BaseException as error:
         world.fail(as_failure(error))
+
+
+def _check_alike(world: World, settings: Config, given: Given) -> None:
+    layers = dict(enumerate(given.layers))
+    order = {"order": digest_of_order(settings.schedule)}
+    world.check_alike({**settings.as_dict(), "model layers": layers, "digest of schedule": order})

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from axrt.config import Config
 from axrt.device.device import CPU
-from axrt.model.deferral import Linear, may_wait
 from axrt.model.layer_runs import RunSettings
+from axrt.model.linear import Linear, may_wait
 from axrt.model.module import LossFunction
 from axrt.model.per_layer import shapes
 from axrt.model.precision import NarrowLayers, Types, types_of, types_on_device
@@ -114,7 +114,7 @@ class Stashes:
         products = _Products(sketch.layers)
         with _saved() as saved:
             out = sketch.forward(0, value, target if last else None)
-            kept = _apart([*saved(), *sketch.kept_to_run_again(0)], weights)
+            kept = _apart([*saved(), *sketch.open(0).kept_to_run_again()], weights)
             leaves = _apart(saved(), weights)
             if again:
                 products.forget_layers(sketch, again)

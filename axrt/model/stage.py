@@ -31,10 +31,11 @@ from axrt.errors import NonFiniteLossError
 from axrt.transport.payload import copied, flatten, unflatten
 
 from .buffers import Remembered, buffers_in_place_of, recall, remembered_buffers
-from .deferral import Deferral, with_deferral, without_deferral
+from .deferral import Deferral
 from .inlet import Gradients, Inflow, Inlet
 from .layer_runs import LayerRuns, RunSettings
 from .left import check_nothing_left
+from .linear import with_deferral, without_deferral
 from .loss import Loss
 from .module import LossFunction
 from .open_microbatch import OpenMicrobatch
@@ -188,16 +189,9 @@ class Stage:
         if self._looks:
             self._look(segments, 0, self.recomputed)
 
-    def saved(self, number: int) -> SavedTensors:
-        """What autograd has saved of microbatch `number`, which may leave the device."""
-        saved = self._open[number].saved
-        assert saved is not None, "this stage keeps what autograd saves"
-        return saved
-
-    def kept_to_run_again(self, number: int) -> list[Tensor]:
-        """The copies that microbatch `number` keeps for layers that run again: inputs, target and
-        buffers."""
-        return self._open[number].kept_to_run_again()
+    def open(self, number: int) -> OpenMicrobatch:
+        """What microbatch `number` has open here, between its forward and its backward."""
+        return self._open[number]
 
     def backward(self, number: int, gradients: Gradients | None) -> Gradients:
         """Run the backward of a microbatch, adding to the parameters' `.grad`.

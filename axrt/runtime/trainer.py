@@ -157,15 +157,7 @@ class Trainer:
             mail,
         )
         stepping = SteppingWorker(
-            self._job,
-            model.buckets,
-            model.pipes,
-            gradients.take_sums,
-            mail,
-            self._clip,
-            self._tell_norms,
-            model.loss_scale,
-            self._skip,
+            self._job, model, gradients.take_sums, mail, self._clip, self._tell_norms, self._skip
         )
         may_skip = model.loss_scale is not None
         slots = SlotNumbers(self._job.microbatches if self._job.drawn else 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from axrt.model.saved import SavedTensors
 from axrt.model.stage import Stage
 from axrt.scheduler.task import Kind, Task
 from axrt.store.stash import ScratchStash
@@ -30,17 +31,23 @@ class StashWorker(Worker):
         if number is None:
             return nothing
         if kind is Kind.OFFLOAD:
-            self._stash.take_down(stage, number, self._stages[stage].saved(number))
+            self._stash.take_down(stage, number, self._saved(stage, number))
         else:
             self._stash.bring_back(stage, number)
         return nothing
+
+    def _saved(self, stage: int, number: int) -> SavedTensors:
+        """What autograd has saved of a microbatch, which may leave the device."""
+        saved = self._stages[stage].open(number).saved
+        assert saved is not None, "this stage keeps what autograd saves"
+        return saved
 
     def complete(self, task: Task, made: Made) -> Made:
         kind, stage, *_ = task
         number = self._slots.number_of(task)
         if number is None:
             return made
-        saved = self._stages[stage].saved(number)
+        saved = self._saved(stage, number)
         if kind is Kind.OFFLOAD:
             self._stash.has_gone(stage, number, saved)
         else:

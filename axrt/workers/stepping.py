@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
-from axrt.store.loss_scale import LossScale
+from axrt.store.local_model import LocalModel
 from axrt.store.norms import Norms, clip_factor, joined, total_norm
 
 from .worker import Made, Mail, Worker, nothing
@@ -51,13 +51,10 @@ class SteppingWorker(Worker):
     """Norms of a stage, the norm of all gradients, and the step of a bucket.
 
     Args:
-        buckets: buckets of this rank, by stage.
-        pipes: pipe whose copy of a stage this rank holds, by stage.
         take_sums: function that puts the sums that have come into the bucket of a task.
         clip: largest 2-norm of all gradients; 0: no limit.
         tell_norms: function that is called with (step, stage, norms) when all buckets of a stage
             whose norms count have stepped without a vote.
-        loss_scale: scale of the losses of each step; None: they are as they are.
         skip: function that is called with the index of a stage whose buckets do not step.
     """
 
@@ -66,19 +63,17 @@ class SteppingWorker(Worker):
     def __init__(
         self,
         job: Job,
-        buckets: Mapping[int, Sequence[Bucket]],
-        pipes: Mapping[int, int],
+        model: LocalModel,
         take_sums: Callable[[Task], None],
         mail: Mail,
         clip: float,
         tell_norms: Callable[[int, int, Norms], None],
-        loss_scale: LossScale | None = None,
-        skip: Callable[[int], None] = lambda stage: None,
+        skip: Callable[[int], None],
     ) -> None:
-        self._job, self._buckets, self._pipe_of = job, buckets, pipes
+        self._job, self._buckets, self._pipe_of = job, model.buckets, model.pipes
         self._take_sums, self._mail = take_sums, mail
         self._clip, self._tell_norms = clip, tell_norms
-        self._loss_scale, self._skip = loss_scale, skip
+        self._loss_scale, self._skip = model.loss_scale, skip
         self._voters = voters_of(job)
         self._records: dict[int, _StepRecord] = defaultdict(_StepRecord)
         self._run: dict[object, Callable[[Task], Made]] = {

@@ -68,38 +68,40 @@ class Run:
                 "tasks; expected a run with schedule.share = false"
             )
         try:
-            replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
-            slots, rooms = of.pop("slots", 0), of.pop("host_rooms", 0)
-            if slots and rooms:
-                raise ValueError(
-                    f"{file} is of a former version, whose steps were on the device and on the "
-                    "host; expected the timeline of a run of this version"
-                )
-            shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
-            if of["ranks"] * replicas != line.ranks:
-                raise ValueError(
-                    f"{file}: its schedule is of {plural(of['ranks'], 'rank')} and "
-                    f"{plural(replicas, 'replica')}, and it has rows of "
-                    f"{plural(line.ranks, 'rank')}; expected the timeline of a whole run"
-                )
-            cuts, samples = tuple(of.pop("cuts", ())), of.pop("microbatch_size", 0)
-            on_device = of.pop("held_on_device", 0)
-            of.pop("host_share", None)  # of a former version
-            job = replace(
-                build_schedule(**of), replicas=replicas, votes=clips, slots=slots, cuts=cuts
-            )
-            job = replace(job, host_rooms=rooms, held_on_device=on_device)
-            job = with_shards(job, **shared)
-            if len(line.stays) not in (0, job.stages):
-                raise ValueError(
-                    f"{file}: it has stays of {plural(len(line.stays), 'stage')}; expected "
-                    f"{job.stages}"
-                )
+            return cls._of(line, of, file)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "
                 "of a run"
             ) from None
+
+    @classmethod
+    def _of(cls, line: Timeline, of: dict[str, Any], file: Path) -> "Run":
+        """The run of a timeline, by what that says of its schedule."""
+        replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
+        slots, rooms = of.pop("slots", 0), of.pop("host_rooms", 0)
+        if slots and rooms:
+            raise ValueError(
+                f"{file} is of a former version, whose steps were on the device and on the "
+                "host; expected the timeline of a run of this version"
+            )
+        shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
+        if of["ranks"] * replicas != line.ranks:
+            raise ValueError(
+                f"{file}: its schedule is of {plural(of['ranks'], 'rank')} and "
+                f"{plural(replicas, 'replica')}, and it has rows of "
+                f"{plural(line.ranks, 'rank')}; expected the timeline of a whole run"
+            )
+        cuts, samples = tuple(of.pop("cuts", ())), of.pop("microbatch_size", 0)
+        on_device = of.pop("held_on_device", 0)
+        of.pop("host_share", None)  # of a former version
+        job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots, cuts=cuts)
+        job = replace(job, host_rooms=rooms, held_on_device=on_device)
+        job = with_shards(job, **shared)
+        if len(line.stays) not in (0, job.stages):
+            raise ValueError(
+                f"{file}: it has stays of {plural(len(line.stays), 'stage')}; expected {job.stages}"
+            )
         return cls(line, job, recompute, shared, samples)
 
     @property

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from axrt.config import Model
 from axrt.device.allocator import keep_freed_memory
-from axrt.model.deferral import Deferral, with_deferral
+from axrt.model.deferral import Deferral
+from axrt.model.linear import with_deferral
 from axrt.models.gpt import Block
 
 WIDTH, HEADS, CONTEXT, SEQUENCES = 256, 4, 256, 4

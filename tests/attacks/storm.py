@@ -138,7 +138,7 @@ def ranks_of(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
-    return sorted(found, key=lambda process: process.pid)
+    return sorted(found, key=lambda process: (process.create_time(), process.pid))
 
 
 def wait_for(

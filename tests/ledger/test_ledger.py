@@ -565,7 +565,7 @@ class MostLiving(Observer):
             tensor
             for stage in self.stages.values()
             for number in stage._open
-            for tensor in stage.kept_to_run_again(number)
+            for tensor in stage.open(number).kept_to_run_again()
         ]
         self.most = max(self.most, self.living.num_bytes(self.stages.values(), also))
 

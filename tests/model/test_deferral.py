@@ -16,8 +16,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import axrt
-from axrt.model.deferral import Linear, with_deferral
 from axrt.model.layer_runs import RunSettings
+from axrt.model.linear import Linear, with_deferral
 from axrt.model.precision import Types
 from axrt.model.stage import Stage
 

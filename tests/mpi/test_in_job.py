@@ -47,7 +47,9 @@ def wait_for(step: int, job: "subprocess.Popen[bytes]", run: Path, log: Path) ->
 
 
 def ranks_of(job: "subprocess.Popen[bytes]") -> list[int]:
-    return sorted(child.pid for child in psutil.Process(job.pid).children())
+    """The processes of the ranks, in the order of their ranks: numbers of processes begin again."""
+    ranks = psutil.Process(job.pid).children()
+    return [one.pid for one in sorted(ranks, key=lambda one: int(one.environ()["PMIX_RANK"]))]
 
 
 @pytest.fixture(autouse=True)

@@ -77,21 +77,22 @@ class Launch:
 
     @staticmethod
     def ranks_in(where: Path) -> dict[int, int]:
-        """The processes of ranks in a directory, by their number; their witnesses come after
-        them."""
-        found: dict[int, int] = {}
-        for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda one: int(one.name)):
+        """The processes of ranks in a directory, by their number. A rank's witness is a copy of it
+        that starts later; its number may be lower, since numbers of processes begin again."""
+        found: list[tuple[int, int, int]] = []  # of each the start, the rank, the process
+        for folder in Path("/proc").glob("[0-9]*"):
             try:
                 variables = folder.joinpath("environ").read_bytes().split(b"\0")
                 command = folder.joinpath("cmdline").read_bytes()
                 here = os.readlink(folder / "cwd")
+                _, _, rest = folder.joinpath("stat").read_text().rpartition(")")
             except OSError:
                 continue
             of = dict(one.split(b"=", 1) for one in variables if b"=" in one)
             number = of.get(b"PMI_RANK", of.get(b"PMIX_RANK"))
             if number is not None and b"tiny.toml" in command and here == str(where):
-                found.setdefault(int(number), int(folder.name))
-        return found
+                found.append((int(rest.split()[19]), int(number), int(folder.name)))
+        return {rank: process for _, rank, process in sorted(found, reverse=True)}
 
     def lose(self, rank: int) -> None:
         """Kill a rank, and wait until the start that it was in is told as ended."""
