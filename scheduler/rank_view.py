@@ -1,6 +1,7 @@
 """What a policy may look at of a rank: see `policies.policy.View`."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from .job import Job
 from .lane import Gate, Lane
@@ -15,15 +16,24 @@ class RankView:
     """The counters of a rank.
 
     Attributes:
+        in_flight: number of microbatches under way here, over all stages: forward started, backward
+            (or input gradient) not. A backward that runs still counts for memory, but work that is
+            started now runs after it on the same device. Counting it would leave a stream idle
+            between the last backward and the next forward.
         held: number of microbatches that hold memory here, over all stages: forward started, weight
             gradient not.
+        memo: what policies have worked out from what has started here; empty after each start.
+        reached: what policies keep of how far a plan has come.
         end: number of microbatches there are, once a reader has said so; None before.
     """
 
     job: Job
     placement: Placement
     microbatches: int
+    in_flight: int
     held: int
+    memo: dict[Any, Any]
+    reached: dict[Any, int]
     end: int | None
     _lanes: Mapping[int, Lane]
     _resources: Resources

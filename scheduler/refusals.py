@@ -109,6 +109,20 @@ class Refusals:
             raise IllegalMove(f"{message}, but there are {plural(end, 'microbatch')}: {lane}")
         return lane
 
+    def check_end(self, message: Message, end: int | None) -> None:
+        """Raise `IllegalMove` for an end of the data that cannot be.
+
+        Args:
+            end: number of microbatches there are, as was said before; None: nobody has.
+        """
+        if self._pipe_of.get(message.stage) != message.pipe:
+            raise IllegalMove(f"{message}: {self._me} is not there")
+        steps = {self._job.step_of(of)[0] for of in (message.number, end) if of is not None}
+        if end is not None and (not self._job.trains or len(steps) > 1):
+            raise IllegalMove(
+                f"the end was told before: {plural(end, 'microbatch')}, and now {message.number}"
+            )
+
     def story(self, stage: int) -> str:
         """How far all work of a stage has come, as text."""
         if stage not in self._table.lanes:

@@ -19,8 +19,7 @@ forward, a step that is neither this one nor the next, a task that is not a read
 starts what `pick` gives makes no illegal start, so that of a run does without those two checks.
 
 Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two
-steps are alive on a lane; and a policy's cap bounds the forwards in flight, hence every mailbox
-downstream.
+steps are alive on a lane; and a policy's cap bounds forwards in flight, so every mailbox after it.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,7 +31,6 @@ from .job import Job, Seat
 from .lacks import Coordinates, Diagnosis, Lack
 from .lane import Gate, Lane
 from .message import Meaning, Message
-from .plural import plural
 from .rank_view import RankView
 from .refusals import IllegalMove, Refusals
 from .resources import Resources
@@ -59,15 +57,8 @@ class RankState(RankView):
             given can make none, and may do without; messages are always checked, since they come
             from elsewhere.
     Attributes:
-        in_flight: number of microbatches under way here, over all stages: forward started, backward
-            (or input gradient) not. A backward that runs still counts for memory, but work that is
-            started now runs after it on the same device. Counting it would leave a stream idle
-            between the last backward and the next forward.
-        memo: what policies have worked out from what has started here; empty after each start.
-        reached: what policies keep of how far a plan has come.
         reads: this rank's reader reads the microbatches of its replica.
-        queues: queues on which some work of this rank runs.
-        beside: those of them besides that of the device's tasks.
+        queues, beside: queues on which some work here runs; those but that of the device's tasks.
         may_be_early: kinds of work whose heads may be early.
         asked: number of microbatches that are wanted, counted from the first step of the run.
     """
@@ -105,7 +96,7 @@ class RankState(RankView):
         table = self._table = Table(job, seats, buckets, features or features_of(job))
         self._lanes, self.queues = table.lanes, table.queues
         self._entry_of = table.entry_of
-        me = self._me = Coordinates(replica, rank)
+        me = Coordinates(replica, rank)
         turns = turns_of(groups, first_step)
         running = self._running = Running()
         resources = self._resources = Resources(job, rank, turns, self._lanes)
@@ -179,15 +170,10 @@ class RankState(RankView):
         is_next = read < self.asked and read < count[Kind.FORWARD] + ahead
         if not is_next or read >= count[Gate.WEIGHTS]:
             return None
-        if self.job.drawn and not self._admits_forward(read):
-            return None
+        if self.job.drawn:  # what replicas share is not taken before stage 0 has room for it
+            row = self._entry_of[Kind.FORWARD, 0, None].row
+            return read if self._admits(row, Task(Kind.FORWARD, 0, read)) else None
         return read
-
-    def _admits_forward(self, number: int) -> bool:
-        """Stage 0 has room for a forward now: what replicas share is not taken before."""
-        return self._admits(
-            self._entry_of[Kind.FORWARD, 0, None].row, Task(Kind.FORWARD, 0, number)
-        )
 
     def _admits(self, row: Row, head: Task) -> bool:
         """The head of a row has room to run now, and the policy lets it, where it is asked."""
@@ -448,14 +434,7 @@ class RankState(RankView):
     def _hear_end(self, message: Message) -> None:
         """Take in the end of the data: training ends where the first reader ends, and in an
         evaluation each replica ends by itself."""
-        if not self.is_here(message):
-            raise IllegalMove(f"{message}: {self._me} is not there")
-        steps = {self.job.step_of(end)[0] for end in (message.number, self.end) if end is not None}
-        if self.end is not None and (not self.job.trains or len(steps) > 1):
-            raise IllegalMove(
-                f"the end was told before: {plural(self.end, 'microbatch')}, and now "
-                f"{message.number}"
-            )
+        self._refusals.check_end(message, self.end)
         self.end = message.number if self.end is None else min(self.end, message.number)
 
     def _hear_turn(self, message: Message) -> None:

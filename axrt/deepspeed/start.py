@@ -76,39 +76,63 @@ def initialize(
         ConfigError: something has no counterpart. In a job of several ranks, rank 0 prints it and
             all leave with code 2.
     """
-    try:
-        values = read(_one_of(getattr(args, "deepspeed_config", None), config, config_params))
-    except ConfigError as error:
-        join().fail(error)
+    values = _read(getattr(args, "deepspeed_config", None), config, config_params)
     world = _joined(values)
     try:
-        pipe, replicas = _layout(model, world.size, mpu or mesh_param)
-        settings, mistakes = settings_of(values, replicas)
-        stepping = _stepping(settings, optimizer, lr_scheduler, mistakes)
+        layout = _layout(model, world.size, mpu or mesh_param)
         to_step = _to_step(model_parameters, optimizer)
-        groups = _attempt(mistakes, lambda: groups_of(model, to_step))
-        own = _config(settings, model, pipe, replicas)
-        whole = _attempt(mistakes, lambda: Config.read(own))
-        refuse(mistakes)
+        settings, stepping, factory, whole = _translated(
+            values, model, layout, optimizer, lr_scheduler, to_step
+        )
         if model.base_seed is None and "seed" not in settings.config["run"]:
             seed = {"initial_seed(), which torch.manual_seed(...) sets,": torch.initial_seed()}
             world.check_alike({"torch": seed})
-        assert stepping is not None
-        assert groups is not None
     except ConfigError as error:
         world.fail(error)
-    engine = axrt_initialize(
-        model, stepping.factory(groups), stepping.rates.factor, whole, world=world
-    )
+    engine = axrt_initialize(model, factory, stepping.rates.factor, whole, world=world)
     monitors = _monitors(settings, engine, world)
     if engine.is_main:
         for text in _told(settings, engine):
             print(f"axrt: {text}", file=sys.stderr)
-    loader = _loader(engine, training_data, collate_fn, settings)
-    made = PipelineEngine(
-        engine, world, loader, stepping.rates, settings.prints_every, monitors, model
-    )
+    loader, every = _loader(engine, training_data, collate_fn, settings), settings.prints_every
+    made = PipelineEngine(engine, world, loader, stepping.rates, every, monitors, model)
     return made, None, loader, None
+
+
+def _read(*given: Any) -> Mapping[str, Any]:
+    """The values of a configuration, which is given in one of several ways."""
+    try:
+        return read(_one_of(*given))
+    except ConfigError as error:
+        join().fail(error)
+
+
+def _translated(
+    values: Mapping[str, Any],
+    model: PipelineModule,
+    layout: tuple[int, int],
+    optimizer: Any,
+    scheduler: Any,
+    to_step: Any,
+) -> "tuple[Settings, _Stepping, OptimizerFactory, Config]":
+    """What a configuration of DeepSpeed's comes to; all mistakes in it are told at once.
+
+    Args:
+        layout: numbers of ranks of a pipeline, and of replicas.
+    Raises:
+        ConfigError: something has no counterpart.
+    """
+    pipe, replicas = layout
+    settings, mistakes = settings_of(values, replicas)
+    stepping = _stepping(settings, optimizer, scheduler, mistakes)
+    groups = _attempt(mistakes, lambda: groups_of(model, to_step))
+    own = _config(settings, model, pipe, replicas)
+    whole = _attempt(mistakes, lambda: Config.read(own))
+    refuse(mistakes)
+    assert stepping is not None
+    assert groups is not None
+    assert whole is not None
+    return settings, stepping, stepping.factory(groups), whole
 
 
 def _monitors(settings: Settings, engine: Engine, world: World) -> Monitors | None:

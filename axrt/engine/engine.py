@@ -1,6 +1,5 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -294,8 +293,7 @@ class Engine(EngineInfo):
             if wait:
                 self._saves.save(path, self._position(extra), replace)
                 return True
-            told = then or _tell_fault
-            return self._saves.begin_to_save(path, self._position(extra), told, replace)
+            return self._saves.begin_to_save(path, self._position(extra), then, replace)
 
     @one_at_a_time
     def finish_saving(self) -> None:
@@ -447,8 +445,3 @@ class Engine(EngineInfo):
             return collected.in_order()
         with self._calls.of(f"for {what}"), self._guard.ending_the_job_on_failure():
             return self._exchange.wait(collected, what)
-
-
-def _tell_fault(fault: str) -> None:
-    if fault:
-        print(f"axrt: {fault}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """What an engine saves and loads: checkpoints on a disk, and copies in the memory of hosts."""
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -54,14 +55,14 @@ class Saves:
         self._checkpoints.save(path, make, self._writing(), writers, replaces=replaces)
 
     def begin_to_save(
-        self, path: Path, at: Position, then: Callable[[str], None], replaces: bool
+        self, path: Path, at: Position, then: Callable[[str], None] | None, replaces: bool
     ) -> bool:
         """The same beside later calls; False, and nothing is saved, where an earlier save is under
         way."""
         snapshot = Snapshot(self.arena)
         writing = self._writing_beside(snapshot)
         has_begun = self._checkpoints.begin_to_save(
-            path, self._manifest(at), writing, self._writers, then, replaces
+            path, self._manifest(at), writing, self._writers, then or _tell_fault, replaces
         )
         if has_begun:
             self._snapshot = snapshot
@@ -150,3 +151,8 @@ class Saves:
                 directory, self._model, self._shards, snapshot, put
             )
         return lambda directory, put: save_layers(directory, self._model.of_pipe(0), snapshot, put)
+
+
+def _tell_fault(fault: str) -> None:
+    if fault:
+        print(f"axrt: {fault}", file=sys.stderr, flush=True)

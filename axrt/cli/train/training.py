@@ -27,6 +27,7 @@ from axrt.exit_codes import Exit, leave_code
 from axrt.hugging_face.text_files import carry_text_files, check_tokens_stay
 from axrt.ledger.prediction import Predictor
 from axrt.ledger.skeleton import Skeletons
+from axrt.model.module import PipelineModule
 from axrt.model.precision import types_of
 from axrt.models.registry import model_of
 from axrt.observe.flops import peak_flops, training_flops
@@ -59,15 +60,7 @@ def train_once(attempt: Attempt) -> Exit:
         MPI's mpirun ends all ranks when one leaves with a code, and it would lose the main rank's
         last words.
     """
-    try:
-        read = Config.read(attempt.file, attempt.overrides)
-        config = in_its_directory(attempt.file, read)
-        model = model_of(config)
-        check_prepared(config.data, config.model.vocab)
-        check_trackers(config)
-        check_costs(config)
-    except (ConfigError, DataError) as error:
-        (attempt.world or join()).fail(error)
+    config, model = _read(attempt)
     _settle_allocator(config)
     sample = sample_of(config)
     # before the engine, which changes modules that are given as they are
@@ -90,12 +83,7 @@ def train_once(attempt: Attempt) -> Exit:
         data = Batches.load(engine, interrupt) if engine.reads else None
         extra = {DATA: identities(config.data)} if data and engine.is_main else {}
         on_main(engine, (lambda: _begin(files, config.data, resumed_from)) if files else None)
-        show = progress_for(
-            config.run.progress if engine.is_main else "off",
-            config.run.steps,
-            engine.step,
-            config.run.log_every,
-        )
+        show = _progress(engine)
         speeds = _speeds(engine, skeletons, sample) if engine.is_main else None
         record = _record(engine, show, files, idle, speeds, attempt.verbose)
         # a number may have been added to its name
@@ -109,26 +97,60 @@ def train_once(attempt: Attempt) -> Exit:
             record.opened(engine, _parameters(skeletons))
             _predict(engine, predictor, record)
             record.began(resumed_from, engine.step, extra)
-            of_ranks = places or []
-            hosts, pids = ([of[key] for of in of_ranks] for key in ("host", "pid"))
-            record.start(hosts, pids, attempt.commit)
-            for text in filter(None, _warnings(engine, of_ranks, directory)):
-                record.warn(text)
+            _note_ranks(engine, record, places or [], attempt.commit)
         # what stands by now, torch above all, stays: scanning it again and again costs some 20
         # microseconds a task
         gc.freeze()
         with show, closing(record) if record else nullcontext():
             train_steps(engine, data, record, saves, StopRequest(engine, interrupt))
             saves.end()
-            held = engine.gathered(engine.memory_bytes())
-            if record and held:
-                record.measured(held)
-            if record:
-                record.end(engine.step, saves.newest, not saves.failed)
+            _end(engine, record, saves)
     code = _code(engine, record, saves)
     if record:
         leave_code(code)
     return code
+
+
+def _read(attempt: Attempt) -> tuple[Config, PipelineModule]:
+    """The settings and the model; what cannot work is refused on all ranks, before an engine."""
+    try:
+        config = in_its_directory(attempt.file, Config.read(attempt.file, attempt.overrides))
+        model = model_of(config)
+        check_prepared(config.data, config.model.vocab)
+        check_trackers(config)
+        check_costs(config)
+    except (ConfigError, DataError) as error:
+        (attempt.world or join()).fail(error)
+    return config, model
+
+
+def _progress(engine: Engine) -> Progress:
+    run = engine.config.run
+    kind = run.progress if engine.is_main else "off"
+    return progress_for(kind, run.steps, engine.step, run.log_every)
+
+
+def _note_ranks(
+    engine: Engine, record: Record, places: Sequence[Mapping[str, Any]], commit: str
+) -> None:
+    """Write down where ranks are, and say what a person may want to change.
+
+    Args:
+        places: host, process and cores of each rank.
+    """
+    hosts, pids = ([of[key] for of in places] for key in ("host", "pid"))
+    record.start(hosts, pids, commit)
+    for text in filter(None, _warnings(engine, places, record.directory)):
+        record.warn(text)
+
+
+def _end(engine: Engine, record: Record | None, saves: Saves) -> None:
+    """Say what came of the training; every rank calls it."""
+    held = engine.gathered(engine.memory_bytes())
+    if record and held:
+        record.measured(held)
+    if record:
+        record.end(engine.step, saves.newest, not saves.failed)
 
 
 def _warnings(
