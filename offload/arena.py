@@ -1,9 +1,8 @@
-"""Arenas: the memory of a tier, cut once.
+"""Arenas: the memory of a tier, cut once."""
 
-A *tier* is where bytes lie: a device, the host, or a disk. Whoever needs memory there cuts a
-*stretch* first, all of them together make the arena, and nothing is allocated later. A budget is
-kept where the cut is made: what does not fit is refused before anything is allocated.
-"""
+# A *tier* is where bytes lie: a device, the host, or a disk. Whoever needs memory there cuts a
+# *stretch* first, all of them together make the arena, and nothing is allocated later. A budget is
+# kept where the cut is made: what does not fit is refused before anything is allocated.
 
 import math
 from typing import NamedTuple

@@ -1,8 +1,7 @@
-"""Memory near an accelerator: the processors of its node (NUMA), which the system tells.
+"""Memory near an accelerator: the processors of its node (NUMA), which the system tells."""
 
-A page of memory lies with the processor that touches it first. So whoever allocates for a device
-touches the memory on a processor of the device's node.
-"""
+# A page of memory lies with the processor that touches it first. So whoever allocates for a device
+# touches the memory on a processor of the device's node.
 
 import os
 from collections.abc import Iterator, Sequence

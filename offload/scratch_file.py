@@ -1,12 +1,11 @@
-"""An arena on a disk: one file of a rank, which has no name and ends with the process.
+"""An arena on a disk: one file of a rank, which has no name and ends with the process."""
 
-Bytes go past the page cache of the system (direct input and output), so what lies here takes up no
-memory. A file system that has no direct access keeps what passes in its cache; then each transfer
-waits for the disk and lets go of the cached pages behind it.
-
-What comes back is checked by a digest, and everything that a disk may do wrong ends in a
-`DiskError`.
-"""
+# Bytes go past the page cache of the system (direct input and output), so what lies here takes up
+# no memory. A file system that has no direct access keeps what passes in its cache; then each
+# transfer waits for the disk and lets go of the cached pages behind it.
+#
+# What comes back is checked by a digest, and everything that a disk may do wrong ends in a
+# `DiskError`.
 
 import errno
 import fcntl

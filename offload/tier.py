@@ -1,9 +1,8 @@
-"""Tiers that hold what leaves the device: the host's memory, and a disk.
+"""Tiers that hold what leaves the device: the host's memory, and a disk."""
 
-A tier gives stretches of its memory and moves bytes between them and memory of the device. Where it
-has a budget, what does not fit is refused when it is cut.
-"""
-
+# A tier gives stretches of its memory and moves bytes between them and memory of the device. Where
+# it has a budget, what does not fit is refused when it is cut.
+#
 # A tier is where bytes lie: a device, the host, a disk. A bucket cuts stretches of a tier when it
 # is built (`Cut` keeps the budget), and nothing is allocated after the second step. A disk's tier
 # is one file a rank, which never has a name, so nothing is left of a process that was killed. It

@@ -1,9 +1,9 @@
-"""The copies of a bucket: a contiguous piece of a stage's parameters, reduced and stepped as one.
+"""The copies of a bucket: a contiguous piece of a stage's parameters, reduced and stepped as
+one."""
 
-Every pipe holds the buckets of all stages. A bucket of tied weights is held once for each layer
-that uses them, in each pipe. Copies are listed in the order in which their gradients are added up,
-which is the same everywhere, so that bits depend on the number of pipes alone.
-"""
+# Every pipe holds the buckets of all stages. A bucket of tied weights is held once for each layer
+# that uses them, in each pipe. Copies are listed in the order in which their gradients are added
+# up, which is the same everywhere, so that bits depend on the number of pipes alone.
 
 from typing import NamedTuple
 

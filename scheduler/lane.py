@@ -1,12 +1,11 @@
 """A lane is a row of counters: how far all work has come on a stage of this rank, or on a bucket of
-that stage.
+that stage."""
 
-Microbatches of all steps are numbered on (n = step * m + k), so "how far" says everything, and no
-task objects or graphs are kept. Where a replica has several pipes, a lane counts only the
-microbatches of its own pipe; the stride between them is the number of pipes. Within a kind and a
-lane tasks run in order; the *head* of a kind is the first that has not started. It is ready when
-every counter that it needs has passed its number.
-"""
+# Microbatches of all steps are numbered on (n = step * m + k), so "how far" says everything, and no
+# task objects or graphs are kept. Where a replica has several pipes, a lane counts only the
+# microbatches of its own pipe; the stride between them is the number of pipes. Within a kind and a
+# lane tasks run in order; the *head* of a kind is the first that has not started. It is ready when
+# every counter that it needs has passed its number.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum

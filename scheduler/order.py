@@ -1,15 +1,14 @@
 """An order: which task of a step each rank runs first, second, and so on; read from a file, or
-taken from a policy.
+taken from a policy."""
 
-As text it is a table of comma-separated values, one line a rank, in the notation of tasks,
-microbatches numbered within the step:
-
-    F0.0,F0.1,B0.0,B0.1
-    F1.0,B1.0,F1.1,B1.1
-
-Weight gradients may be left out: then they go wherever there is time. Lines that begin with # are
-comments. Files of torch's own schedules are read as they are, see `torch_order`.
-"""
+# As text it is a table of comma-separated values, one line a rank, in the notation of tasks,
+# microbatches numbered within the step:
+#
+#   F0.0,F0.1,B0.0,B0.1
+#   F1.0,B1.0,F1.1,B1.1
+#
+# Weight gradients may be left out: then they go wherever there is time. Lines that begin with # are
+# comments. Files of torch's own schedules are read as they are, see `torch_order`.
 
 import csv
 from collections.abc import Iterator

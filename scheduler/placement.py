@@ -1,9 +1,8 @@
-"""A placement says which rank of a pipeline holds which stage; a rank's stages are its chunks.
+"""A placement says which rank of a pipeline holds which stage; a rank's stages are its chunks."""
 
-A *pipe* is one copy of the sequence of stages. Most placements have one; a bidirectional one has
-two over the same ranks, and microbatch n goes through pipe n mod 2. Over all replicas pipes are
-numbered on, those of replica 0 first.
-"""
+# A *pipe* is one copy of the sequence of stages. Most placements have one; a bidirectional one has
+# two over the same ranks, and microbatch n goes through pipe n mod 2. Over all replicas pipes are
+# numbered on, those of replica 0 first.
 
 from abc import abstractmethod
 from collections.abc import Iterator

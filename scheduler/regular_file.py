@@ -1,9 +1,8 @@
-"""Regular files, opened without waiting and read within bounds, whatever a name leads to.
+"""Regular files, opened without waiting and read within bounds, whatever a name leads to."""
 
-A name may lead to a pipe, a socket or a device, which keeps its reader for ever. A file may have
-any size, and a text may nest deeper, or have longer numbers, than what reads it can take. All of
-that is refused here with a sentence, before memory is taken.
-"""
+# A name may lead to a pipe, a socket or a device, which keeps its reader for ever. A file may have
+# any size, and a text may nest deeper, or have longer numbers, than what reads it can take. All of
+# that is refused here with a sentence, before memory is taken.
 
 import errno
 import json

@@ -1,14 +1,13 @@
-"""Replicas that share the microbatches of a step: whichever has room takes one (work stealing).
+"""Replicas that share the microbatches of a step: whichever has room takes one (work stealing)."""
 
-The reader of each replica draws its own microbatches, as ever. A reader that has none left asks
-another replica's for one of its, so a slow replica computes fewer, and the number of a microbatch,
-with its data and its dropout, stays what it was.
-
-The brain of a replica knows nothing of this. It has *slots*, more than microbatches of its own, and
-numbers them as microbatches are numbered where each replica has its own. A slot that finds no
-microbatch is *empty*: its tasks run, do nothing, and tell every rank of the pipeline in the usual
-way that the step is over.
-"""
+# The reader of each replica draws its own microbatches, as ever. A reader that has none left asks
+# another replica's for one of its, so a slow replica computes fewer, and the number of a
+# microbatch, with its data and its dropout, stays what it was.
+#
+# The brain of a replica knows nothing of this. It has *slots*, more than microbatches of its own,
+# and numbers them as microbatches are numbered where each replica has its own. A slot that finds no
+# microbatch is *empty*: its tasks run, do nothing, and tell every rank of the pipeline in the usual
+# way that the step is over.
 
 from dataclasses import dataclass, field, replace
 from enum import Enum

@@ -1,19 +1,18 @@
 """The rooms of a rank for stashes: what a forward keeps for its backward. The device may have fewer
-of them than the policy holds.
+of them than the policy holds."""
 
-A stash is that of one microbatch on one stage. Rooms on the device are of four sorts:
-
-    lasting      for a stash that stays from its forward to its backward
-    passing      for a stash that goes down after its forward, until it has gone
-    returning    for a stash that has come back, until its backward; one for each stage of the rank
-    gathering    for a stash on its way down, which is put together there
-
-A forward takes a lasting room if one is free, and a passing room otherwise. So what is made while
-room is short goes down: of all stashes of a stage, the newest is needed last. Stashes of deeper
-stages are needed sooner, so forwards leave one lasting room to each deeper stage of the rank.
-A stash comes back to the returning room of its stage, or to a lasting room if its backward is near.
-"""
-
+# A stash is that of one microbatch on one stage. Rooms on the device are of four sorts:
+#
+#   lasting      for a stash that stays from its forward to its backward
+#   passing      for a stash that goes down after its forward, until it has gone
+#   returning    for a stash that has come back, until its backward; one for each stage of the rank
+#   gathering    for a stash on its way down, which is put together there
+#
+# A forward takes a lasting room if one is free, and a passing room otherwise. So what is made while
+# room is short goes down: of all stashes of a stage, the newest is needed last. Stashes of deeper
+# stages are needed sooner, so forwards leave one lasting room to each deeper stage of the rank. A
+# stash comes back to the returning room of its stage, or to a lasting room if its backward is near.
+#
 # `model/saved.py` takes memory from the graph, and `store/stash.py` copies it. The brain
 # counts what is *held* and what is *held on the device*: policies cap the first, rooms the second.
 # A forward takes a room that lasts to its backward, or one that is free as soon as its stash has

@@ -1,26 +1,26 @@
-"""The state of one rank: what it knows, what it may do next, and what follows from that.
+"""The state of one rank: what it knows, what it may do next, and what follows from that."""
 
-The table of work (`rules`) says of every kind what its head needs, whose turn it is, and which
-messages follow. Here rows are counted, picked and refused, every kind alike. All knowledge is kept
-in lanes of counters (`lane.py`), one for each stage on this rank and one for each bucket of such a
-stage.
-
-A need on the same rank and queue is met when its task has *started*: tasks of one queue run in the
-order in which they were started. Between queues a need is met when the task has *finished*, and a
-message to another rank is true then. News for the host wait for the end even on their own rank,
-since the host needs their values. On a CPU with one queue the two moments coincide.
-
-Work that may come in pieces says whether it was one when it has run. Where that is not at its start
-it is told later (`tell`), and its kind has no head until then.
-
-`deliver`, `start`, `tell` and `finish` are the only moves. An illegal one raises `IllegalMove` with
-the lane's story and changes nothing. Examples are a message that comes twice, a gradient before its
-forward, a step that is neither this one nor the next, a task that is not a ready head. A loop that
-starts what `pick` gives makes no illegal start, so that of a run does without those two checks.
-
-Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two
-steps are alive on a lane; and a policy's cap bounds forwards in flight, so every mailbox after it.
-"""
+# The table of work (`rules`) says of every kind what its head needs, whose turn it is, and which
+# messages follow. Here rows are counted, picked and refused, every kind alike. All knowledge is
+# kept in lanes of counters (`lane.py`), one for each stage on this rank and one for each bucket of
+# such a stage.
+#
+# A need on the same rank and queue is met when its task has *started*: tasks of one queue run in
+# the order in which they were started. Between queues a need is met when the task has *finished*,
+# and a message to another rank is true then. News for the host wait for the end even on their own
+# rank, since the host needs their values. On a CPU with one queue the two moments coincide.
+#
+# Work that may come in pieces says whether it was one when it has run. Where that is not at its
+# start it is told later (`tell`), and its kind has no head until then.
+#
+# `deliver`, `start`, `tell` and `finish` are the only moves. An illegal one raises `IllegalMove`
+# with the lane's story and changes nothing. Examples are a message that comes twice, a gradient
+# before its forward, a step that is neither this one nor the next, a task that is not a ready head.
+# A loop that starts what `pick` gives makes no illegal start, so that of a run does without those
+# two checks.
+#
+# Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two
+# steps are alive on a lane; and a policy's cap bounds forwards in flight, so every mailbox, too.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any

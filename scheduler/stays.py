@@ -1,9 +1,8 @@
 """A stay is a time in which a rank has the whole weights of a stage, where each copy keeps a shard
-of them (ZeRO stage 3).
+of them (ZeRO stage 3)."""
 
-It begins when the weights are gathered from all copies, and ends when they are let go. A step has
-the same stays on every copy of a stage, so each of them has a number, which counts on over steps.
-"""
+# It begins when the weights are gathered from all copies, and ends when they are let go. A step has
+# the same stays on every copy of a stage, so each of them has a number, which counts on over steps.
 
 from collections.abc import Mapping
 from dataclasses import dataclass

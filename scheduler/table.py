@@ -1,9 +1,8 @@
-"""The table of work of one rank: the rows of its stages, each with the lane that counts it.
+"""The table of work of one rank: the rows of its stages, each with the lane that counts it."""
 
-`rules` make the rows. Here they become counters: every need of a row is compiled to a number that
-must have passed the row's head. On one queue that is the number of tasks started, between queues
-the number of tasks finished.
-"""
+# `rules` make the rows. Here they become counters: every need of a row is compiled to a number that
+# must have passed the row's head. On one queue that is the number of tasks started, between queues
+# the number of tasks finished.
 
 import sys
 from collections import defaultdict

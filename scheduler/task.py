@@ -1,14 +1,12 @@
-"""A task is *what* a rank does: a kind of work, a stage, a microbatch.
+"""A task is *what* a rank does: a kind of work, a stage, a microbatch."""
 
-It prints the same everywhere (logs, traces, tests, errors): ``F2.7`` is the forward of stage 2 for
-microbatch 7, and ``Task.parse`` reads it back. Microbatches are numbered on over the steps of a
-run: microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. Work that
-is done once a step counts steps instead. Reductions and stays count on over the steps as
-microbatches do.
-Some tasks are done part by part. ``step2.5`` is the optimizer step of the first bucket of stage 2
-at the end of step 5, and ``step2.5/1`` that of the next bucket. ``W2.7`` is the first piece of a
-weight gradient, and ``W2.7/1`` the next piece.
-"""
+# It prints the same everywhere (logs, traces, tests, errors): ``F2.7`` is the forward of stage 2
+# for microbatch 7, and ``Task.parse`` reads it back. Microbatches are numbered on over the steps of
+# a run: microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. Work
+# that is done once a step counts steps instead. Reductions and stays count on over the steps as
+# microbatches do. Some tasks are done part by part. ``step2.5`` is the optimizer step of the first
+# bucket of stage 2 at the end of step 5, and ``step2.5/1`` that of the next bucket. ``W2.7`` is the
+# first piece of a weight gradient, and ``W2.7/1`` the next piece.
 
 import re
 from enum import Enum

@@ -1,9 +1,8 @@
 """Orders that torch's own schedule classes write: `schedule._dump_csv(FILE)` of
-`torch.distributed.pipelining`, or its `pipeline_order`.
+`torch.distributed.pipelining`, or its `pipeline_order`."""
 
-A cell is `2F0`, the forward of stage 2 for microbatch 0; B is a whole backward, I and W its two
-halves, and `(2F1;3B0)OVERLAP_F_B` both. Empty cells are bubbles; communication is axrt's own.
-"""
+# A cell is `2F0`, the forward of stage 2 for microbatch 0; B is a whole backward, I and W its two
+# halves, and `(2F1;3B0)OVERLAP_F_B` both. Empty cells are bubbles; communication is axrt's own.
 
 import re
 from collections import Counter

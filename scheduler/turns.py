@@ -1,9 +1,8 @@
-"""The order of the collectives of one group of ranks.
+"""The order of the collectives of one group of ranks."""
 
-A library's collectives on one group must be issued in one order on all of its ranks: another order
-gives wrong sums, or none ever. Ranks come to their buckets in different orders. So the lowest rank
-gives out turns, and every rank issues its k-th collective of the group on turn k.
-"""
+# A library's collectives on one group must be issued in one order on all of its ranks: another
+# order gives wrong sums, or none ever. Ranks come to their buckets in different orders. So the
+# lowest rank gives out turns, and every rank issues its k-th collective of the group on turn k.
 
 from collections import Counter
 from collections.abc import Hashable, Mapping

@@ -1,11 +1,10 @@
 """What modules keep besides weights and buffers (`get_extra_state`), as bytes without code: JSON,
-and behind it the tensors that it names.
+and behind it the tensors that it names."""
 
-    8 bytes        length of the JSON text, little-endian
-    JSON           the state; a tensor stands as {"tensor": [dtype, shape]}, a tuple as {"tuple":
-                   [...]}, a dictionary as {"dict": [[key, value], ...]}
-    tensors        their bytes, in the order of the text
-"""
+#   8 bytes        length of the JSON text, little-endian
+#   JSON           the state; a tensor stands as {"tensor": [dtype, shape]}, a tuple as {"tuple":
+#                  [...]}, a dictionary as {"dict": [[key, value], ...]}
+#   tensors        their bytes, in the order of the text
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping

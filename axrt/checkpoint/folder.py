@@ -1,23 +1,22 @@
 """The folder of a run's checkpoints: which ones exist, how one is written, how the newest is found,
-and which ones are set aside.
+and which ones are set aside."""
 
-    checkpoints/
-      latest                            the name of the newest, for people; nothing is decided by it
-      .lock                             the process that writes here
-      step-00000260/
-        manifest.json                   see `manifest.py`
-        layer-0003.safetensors          weights and buffers of layer 3, named as in
-                                        `model.sequential(seed)`
-        optimizer-0003.safetensors      their optimizer's state: `name/key`
-      step-00000300.partial/            being written, or left over
-      set-aside-after-step-00000100/    checkpoints after step 100, before the run went back there
-      set-aside-damaged/                damaged checkpoints whose name was wanted
-      set-aside-replaced/               one whose name another one gets now
-
-A checkpoint is written as `.partial` and renamed, so one that stands under its own name is whole.
-The newest is the one whose manifest says the highest step: names, times of files and `latest` may
-lie.
-"""
+#   checkpoints/
+#     latest                            the name of the newest, for people; nothing is decided by it
+#     .lock                             the process that writes here
+#     step-00000260/
+#       manifest.json                   see `manifest.py`
+#       layer-0003.safetensors          weights and buffers of layer 3, named as in
+#                                       `model.sequential(seed)`
+#       optimizer-0003.safetensors      their optimizer's state: `name/key`
+#     step-00000300.partial/            being written, or left over
+#     set-aside-after-step-00000100/    checkpoints after step 100, before the run went back there
+#     set-aside-damaged/                damaged checkpoints whose name was wanted
+#     set-aside-replaced/               one whose name another one gets now
+#
+# A checkpoint is written as `.partial` and renamed, so one that stands under its own name is whole.
+# The newest is the one whose manifest says the highest step: names, times of files and `latest` may
+# lie.
 
 import os
 import re

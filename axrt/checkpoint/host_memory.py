@@ -1,18 +1,17 @@
 """The memory of one host in which copies of ranks' state outlive the job: files of a file system in
-memory.
+memory."""
 
-    /dev/shm/axrt-7d31c6f09a44/      one run, by a name that is drawn
-      node-3/                        one host: there may be several on one machine, in tests
-        1f77a0c2/                    one job of the run, by a mark that is drawn
-          step-00000040/
-            rank-2-of-8/             manifest.json and the files of rank 2's layers
-            rank-6-of-8.partial/     being written, or left over
-            joined-0/                what rank 0 of a job with another layout takes
-
-A part is written as `.partial` and renamed, so one that stands under its own name is whole. Its
-manifest has the digest of each file. The directory of the run is this user's alone: what another
-user has put there is neither read nor removed.
-"""
+#   /dev/shm/axrt-7d31c6f09a44/      one run, by a name that is drawn
+#     node-3/                        one host: there may be several on one machine, in tests
+#       1f77a0c2/                    one job of the run, by a mark that is drawn
+#         step-00000040/
+#           rank-2-of-8/             manifest.json and the files of rank 2's layers
+#           rank-6-of-8.partial/     being written, or left over
+#           joined-0/                what rank 0 of a job with another layout takes
+#
+# A part is written as `.partial` and renamed, so one that stands under its own name is whole. Its
+# manifest has the digest of each file. The directory of the run is this user's alone: what another
+# user has put there is neither read nor removed.
 
 import re
 import shutil

@@ -1,15 +1,14 @@
 """Copies of all ranks' state in memory, each on its own host and on another one: what a job that is
-started again goes on from, without a disk.
+started again goes on from, without a disk."""
 
-    keep     each rank writes its part into the memory of its host, and sends it to its keeper
-    whole    when every part is on two hosts, the parts of earlier steps are removed
-    recall   a new job looks at what its hosts have, and each rank takes its own part; what a host
-             has lost comes from the keeper, and another layout takes parts of several ranks
-
-A file in the folder of checkpoints names the run, so nothing of another one is taken. It is void
-once a run goes back to an older checkpoint.
-"""
-
+#   keep     each rank writes its part into the memory of its host, and sends it to its keeper
+#   whole    when every part is on two hosts, the parts of earlier steps are removed
+#   recall   a new job looks at what its hosts have, and each rank takes its own part; what a host
+#            has lost comes from the keeper, and another layout takes parts of several ranks
+#
+# A file in the folder of checkpoints names the run, so nothing of another one is taken. It is void
+# once a run goes back to an older checkpoint.
+#
 # Each rank writes its part as files into the memory of its host, from where its tensors
 # are, while their buckets are lent. An errand sends the files to a rank of the next host, one at a
 # time, and another one takes those of whom this rank keeps. A part has a manifest with digests, and

@@ -1,8 +1,7 @@
-"""Parts in memory of several ranks as one: what a rank of another layout goes on from.
+"""Parts in memory of several ranks as one: what a rank of another layout goes on from."""
 
-It is a directory of whole layers, as a checkpoint has them. Files of whole layers are linked there;
-shards of a layer are read, put together and written, one layer at a time.
-"""
+# It is a directory of whole layers, as a checkpoint has them. Files of whole layers are linked
+# there; shards of a layer are read, put together and written, one layer at a time.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,9 +1,8 @@
-"""The files of a rank's layers and of their optimizer's state, checked and taken.
+"""The files of a rank's layers and of their optimizer's state, checked and taken."""
 
-They are checked before anything is changed: their bytes against their digests, and their tensors
-against the model. They are taken bucket by bucket, so masters and optimizer state of one bucket at
-a time need to be on the device, and no second copy of the state is made.
-"""
+# They are checked before anything is changed: their bytes against their digests, and their tensors
+# against the model. They are taken bucket by bucket, so masters and optimizer state of one bucket
+# at a time need to be on the device, and no second copy of the state is made.
 
 import copy
 from collections.abc import Iterator, Mapping

@@ -1,11 +1,10 @@
-"""One run writes to a directory: a second one is refused by name of host and process.
+"""One run writes to a directory: a second one is refused by name of host and process."""
 
-The lock is the system's own (`flock`), held as long as the process lives: that of a dead process on
-the same host is simply free. A file system may not pass locks on to other hosts. For them the file
-names the process that writes, which renews the file's time as long as it lives: a lock that was not
-renewed for five minutes is taken over. A time that lies in the future says nothing of the lock's
-age: it is set to now by whoever wants to write, so that five minutes later it has one.
-"""
+# The lock is the system's own (`flock`), held as long as the process lives: that of a dead process
+# on the same host is simply free. A file system may not pass locks on to other hosts. For them the
+# file names the process that writes, which renews the file's time as long as it lives: a lock that
+# was not renewed for five minutes is taken over. A time that lies in the future says nothing of the
+# lock's age: it is set to now by whoever wants to write, so that five minutes later it has one.
 
 import fcntl
 import json

@@ -1,12 +1,11 @@
 """The manifest of a checkpoint: a JSON file that begins with its own digest and has those of all
-other files.
+other files."""
 
-    {"crc32": "8c736521", "format": 2, "step": 260, ..., "files": {"layer-0003.safetensors":
-    {"size_bytes": 66304, "crc32": "..."}}}
-
-The first digest is that of the file's own bytes with eight zeros in its place, so no bit of the
-file can change unseen.
-"""
+#   {"crc32": "8c736521", "format": 2, "step": 260, ..., "files": {"layer-0003.safetensors":
+#   {"size_bytes": 66304, "crc32": "..."}}}
+#
+# The first digest is that of the file's own bytes with eight zeros in its place, so no bit of the
+# file can change unseen.
 
 import json
 import math

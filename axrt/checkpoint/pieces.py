@@ -1,12 +1,11 @@
 """The files of a rank's own pieces, where each rank keeps a shard of the state (ZeRO): for copies
-in memory, which a rank of the same layout takes back as they are.
+in memory, which a rank of the same layout takes back as they are."""
 
-    layer-0003.safetensors    weights and buffers of layer 3 that are whole on this rank: in their
-                              full types those that are not trained, else in the layers' own
-    pieces-0003.safetensors   of each piece its tensors, by `SavedPiece.tensors`
-
-Ranks of another layout put whole layers together from the pieces of all ranks.
-"""
+#   layer-0003.safetensors    weights and buffers of layer 3 that are whole on this rank: in their
+#                             full types those that are not trained, else in the layers' own
+#   pieces-0003.safetensors   of each piece its tensors, by `SavedPiece.tensors`
+#
+# Ranks of another layout put whole layers together from the pieces of all ranks.
 
 import json
 import zlib

@@ -1,13 +1,13 @@
-"""A directory of this user alone, in a place where all users of a host may write, such as /dev/shm.
+"""A directory of this user alone, in a place where all users of a host may write, such as
+/dev/shm."""
 
-Whoever may write there can make a directory, or a link, of any name first. So the directory itself
-is opened, not what a link leads to, and its owner is looked at before anything below it is read,
-written or removed. Nobody else can change what is below: it is this user's, with mode 0700, and
-where others may write above it, that is root's and has the sticky bit, so no other directory comes
-in its place.
-
-Other directories of a run may be shared. There a link of another user's is refused, at least.
-"""
+# Whoever may write there can make a directory, or a link, of any name first. So the directory
+# itself is opened, not what a link leads to, and its owner is looked at before anything below it is
+# read, written or removed. Nobody else can change what is below: it is this user's, with mode 0700,
+# and where others may write above it, that is root's and has the sticky bit, so no other directory
+# comes in its place.
+#
+# Other directories of a run may be shared. There a link of another user's is refused, at least.
 
 import errno
 import os

@@ -1,9 +1,8 @@
-"""Which copies in memory a job goes on from: the parts that each rank takes, and where they are.
+"""Which copies in memory a job goes on from: the parts that each rank takes, and where they are."""
 
-A part is what a rank of an earlier job kept: whole layers, or its shards of them (ZeRO). A rank of
-the same layout takes its own. With another layout, a rank takes parts that have all of its layers,
-or the parts of all ranks that have a shard of one. All parts are of one job.
-"""
+# A part is what a rank of an earlier job kept: whole layers, or its shards of them (ZeRO). A rank
+# of the same layout takes its own. With another layout, a rank takes parts that have all of its
+# layers, or the parts of all ranks that have a shard of one. All parts are of one job.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,15 +1,14 @@
-"""A snapshot: a copy of what a save writes, made on the host while training goes on.
+"""A snapshot: a copy of what a save writes, made on the host while training goes on."""
 
-    take     each tensor gets a copy to come, without memory
-    begin    copies get memory of the arena, and are put on a queue, bucket by bucket
-    copied   all copies have the values that the tensors had when it began
-
-No tensor may change before it is copied. So each bucket is lent to its copy, and its next step
-waits for that. The arena is kept for the next snapshot, so nothing is allocated after the first one
-with all of the state. On a CPU the first copies touch it, not the call: the system takes half a
-second to give a gigabyte.
-"""
-
+#   take     each tensor gets a copy to come, without memory
+#   begin    copies get memory of the arena, and are put on a queue, bucket by bucket
+#   copied   all copies have the values that the tensors had when it began
+#
+# No tensor may change before it is copied. So each bucket is lent to its copy, and its next step
+# waits for that. The arena is kept for the next snapshot, so nothing is allocated after the first
+# one with all of the state. On a CPU the first copies touch it, not the call: the system takes half
+# a second to give a gigabyte.
+#
 # A save is an *errand*, a generator that yields what it waits for: copies, files
 # on a thread, notes of other ranks. The loop lets it go on once a round, so a save that is waited
 # for and one that is not are one text. A snapshot gives each tensor a copy to come, and puts the

@@ -1,17 +1,16 @@
-"""A safetensors file that is written and read tensor by tensor: no more than one is in memory.
+"""A safetensors file that is written and read tensor by tensor: no more than one is in memory."""
 
-    8 bytes                size of the header, little-endian
-    header                 JSON: `__metadata__`, then type, shape and bytes of each tensor; spaces
-    bytes of the tensors   wide types first, then by name
-
-Names, types and shapes are known before any value, so tensors may be written in any order. The
-files are those of safetensors' own writer, which takes all tensors at once. It puts several texts
-of metadata in a random order, and here they are sorted: equal tensors have equal files.
-
-A file is read twice, by several threads. `check_file` looks at all of it and notes the CRC-32 of
-each slice. Later each tensor is read again where it is needed, and must have the same bytes.
-"""
-
+#   8 bytes                size of the header, little-endian
+#   header                 JSON: `__metadata__`, then type, shape and bytes of each tensor; spaces
+#   bytes of the tensors   wide types first, then by name
+#
+# Names, types and shapes are known before any value, so tensors may be written in any order. The
+# files are those of safetensors' own writer, which takes all tensors at once. It puts several texts
+# of metadata in a random order, and here they are sorted: equal tensors have equal files.
+#
+# A file is read twice, by several threads. `check_file` looks at all of it and notes the CRC-32 of
+# each slice. Later each tensor is read again where it is needed, and must have the same bytes.
+#
 # Where a save is waited for, no second copy of the state is made. Files are written and taken while
 # one bucket at a time is present (`present` of its route), and here there is one tensor at a
 # time. A header needs names, types and shapes only, so tensors are written bucket by bucket. The

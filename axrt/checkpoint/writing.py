@@ -1,9 +1,8 @@
-"""The files of a rank's layers and of their optimizer's state, written.
+"""The files of a rank's layers and of their optimizer's state, written."""
 
-Either one bucket at a time is brought to the device and written from there, and no second copy of
-the state is made. Or a snapshot has copied all of it, and is written while training goes on. The
-steps are the same; where they run is said by `put`.
-"""
+# Either one bucket at a time is brought to the device and written from there, and no second copy of
+# the state is made. Or a snapshot has copied all of it, and is written while training goes on. The
+# steps are the same; where they run is said by `put`.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

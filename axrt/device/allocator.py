@@ -1,11 +1,10 @@
 """Freed memory stays with the process, since the next step wants the same again; or goes back to
-the system at once, where a cap holds.
+the system at once, where a cap holds."""
 
-glibc gives large pieces back to the system when they are freed, and the system clears every page
-that is used again. Training frees and takes the same pieces in every step; on a CPU the clearing is
-a good part of the cost of moving them. A piece of a size is found again from about its eighth
-allocation on, since remainders of aligned pieces first fill a cache of glibc.
-"""
+# glibc gives large pieces back to the system when they are freed, and the system clears every page
+# that is used again. Training frees and takes the same pieces in every step; on a CPU the clearing
+# is a good part of the cost of moving them. A piece of a size is found again from about its eighth
+# allocation on, since remainders of aligned pieces first fill a cache of glibc.
 
 import ctypes
 import os

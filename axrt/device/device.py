@@ -1,8 +1,9 @@
-"""The device that a rank computes on: which one, what torch calls its streams, and its generators.
+"""The device that a rank computes on: which one, what torch calls its streams, and its
+generators."""
 
-CUDA, ROCm, XPU and whatever else torch takes for its accelerator are one path: `torch.accelerator`,
-`torch.Stream` and `torch.Event`. No other module asks which kind of device there is.
-"""
+# CUDA, ROCm, XPU and whatever else torch takes for its accelerator are one path:
+# `torch.accelerator`, `torch.Stream` and `torch.Event`. No other module asks which kind of device
+# there is.
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,9 @@
-"""When tasks have ended, in seconds of the host's clock.
+"""When tasks have ended, in seconds of the host's clock."""
 
-The host sees the end of a task on a device when it looks. Mostly it looks late, since it is
-launching other tasks. The device has timed events: they say how much time lies between the ends of
-two tasks, and nobody waits for them.
-"""
-
+# The host sees the end of a task on a device when it looks. Mostly it looks late, since it is
+# launching other tasks. The device has timed events: they say how much time lies between the ends
+# of two tasks, and nobody waits for them.
+#
 # When a task has ended is for the device to say. The host sees an end when it looks, mostly late,
 # since it is launching the next task: forwards seemed to take what backwards took. So the streams
 # of tasks and copies have timed events, which torch has for CUDA, ROCm and XPU. The clock

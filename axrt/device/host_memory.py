@@ -1,8 +1,9 @@
-"""Memory of the CPU that this process may still take: the machine's, or less by its control group.
+"""Memory of the CPU that this process may still take: the machine's, or less by its control
+group."""
 
-A batch system or a container limits a job by a control group (cgroup), of the second version or of
-the first. The files are those of the kernel's documentation, admin-guide/cgroup-v2 and cgroup-v1.
-"""
+# A batch system or a container limits a job by a control group (cgroup), of the second version or
+# of the first. The files are those of the kernel's documentation, admin-guide/cgroup-v2 and
+# cgroup-v1.
 
 from collections.abc import Iterator
 from pathlib import Path

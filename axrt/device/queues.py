@@ -1,10 +1,9 @@
-"""Queues: what runs beside the loop, in order.
+"""Queues: what runs beside the loop, in order."""
 
-What is put on a queue has a *moment* at its end: it may be asked whether it has passed, and never
-waits. Another queue may be told to go on only after a moment. Starting and having run are two
-things: on a device `put` only launches, and a thread (`thread_queue.py`) runs later.
-"""
-
+# What is put on a queue has a *moment* at its end: it may be asked whether it has passed, and never
+# waits. Another queue may be told to go on only after a moment. Starting and having run are two
+# things: on a device `put` only launches, and a thread (`thread_queue.py`) runs later.
+#
 # Starting and having run are not the same. What a task makes for this rank is kept where the task
 # runs, for the tasks behind it. The user's reader waits while a task runs on a thread, since both
 # draw from torch's generator. A reduce counts as under way until its sums are with the transport.

@@ -1,8 +1,8 @@
-"""The number of threads that a rank computes with: its share of the cores that the launcher gave.
+"""The number of threads that a rank computes with: its share of the cores that the launcher
+gave."""
 
-Torch takes all cores that a process may use. That is right for ranks that are bound to cores of
-their own; ranks of a node that may all use the same cores would wait for each other.
-"""
+# Torch takes all cores that a process may use. That is right for ranks that are bound to cores of
+# their own; ranks of a node that may all use the same cores would wait for each other.
 
 import sys
 from collections import Counter

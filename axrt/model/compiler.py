@@ -1,8 +1,7 @@
-"""Layers run by `torch.compile`, each by itself.
+"""Layers run by `torch.compile`, each by itself."""
 
-Stages are cut between layers, so the compiled code, and with it every bit, is the same wherever a
-layer is held.
-"""
+# Stages are cut between layers, so the compiled code, and with it every bit, is the same wherever a
+# layer is held.
 
 from collections.abc import Callable
 from types import FunctionType

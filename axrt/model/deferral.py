@@ -1,32 +1,31 @@
 """Weight gradients that wait (zero bubble): the backward of a stage gives the gradients of its
-inputs, and notes how to compute those of weights.
+inputs, and notes how to compute those of weights."""
 
-Walking the autograd graph twice, once for inputs and once for weights, would cost a second walk and
-all that layers compute for both. So the graph is walked once. A function that takes part
-(`torch.nn.Linear` does, see `Linear`) gives None for its weight and leaves a closure; the product
-runs when the policy has nothing better to do.
-
-These rules must hold, so that gradients have the bits of a whole backward:
-
-1. Autograd sums the gradients from several uses of a parameter in the order of its walk, before it
-   adds the sum to `.grad`. Closures of one parameter are kept in that order, summed, and added
-   once; microbatch by microbatch.
-2. A parameter may also be used by functions that do not take part (a head that shares the weight of
-   an embedding). A hook on the parameter hears the gradient that autograd is about to accumulate.
-   It is None where every use was deferred. Else waiting gradients are added first, the noted
-   products join at once, and from then on nothing of that parameter is deferred.
-3. Tensors that a closure reads stay as they are until it has run. Autograd adds in place to
-   gradients that nobody else holds, and a closure holds them. Gradients of parameters have memory
-   before a backward (`Bucket.open`), or autograd would take over the first one, which may be a view
-   of what a closure reads. Inputs that want no gradient are the user's, who may change them: their
-   product is not deferred. Any other change is noticed.
-4. Nothing is deferred outside the backward of a stage, in a graph of gradients (`create_graph`), or
-   by a call for other gradients within a backward (`torch.autograd.grad(..., inputs)`): there
-   autograd decides what becomes of it.
-
-The collector hangs on the parameter, as its hook: on CUDA autograd walks the graph on a thread of
-its own, and hooks are not pickled.
-"""
+# Walking the autograd graph twice, once for inputs and once for weights, would cost a second walk
+# and all that layers compute for both. So the graph is walked once. A function that takes part
+# (`torch.nn.Linear` does, see `Linear`) gives None for its weight and leaves a closure; the product
+# runs when the policy has nothing better to do.
+#
+# These rules must hold, so that gradients have the bits of a whole backward:
+#
+# 1. Autograd sums the gradients from several uses of a parameter in the order of its walk, before
+#    it adds the sum to `.grad`. Closures of one parameter are kept in that order, summed, and added
+#    once; microbatch by microbatch.
+# 2. A parameter may also be used by functions that do not take part (a head that shares the weight
+#    of an embedding). A hook on the parameter hears the gradient that autograd is about to
+#    accumulate. It is None where every use was deferred. Else waiting gradients are added first,
+#    the noted products join at once, and from then on nothing of that parameter is deferred.
+# 3. Tensors that a closure reads stay as they are until it has run. Autograd adds in place to
+#    gradients that nobody else holds, and a closure holds them. Gradients of parameters have memory
+#    before a backward (`Bucket.open`), or autograd would take over the first one, which may be a
+#    view of what a closure reads. Inputs that want no gradient are the user's, who may change them:
+#    their product is not deferred. Any other change is noticed.
+# 4. Nothing is deferred outside the backward of a stage, in a graph of gradients (`create_graph`),
+#    or by a call for other gradients within a backward (`torch.autograd.grad(..., inputs)`): there
+#    autograd decides what becomes of it.
+#
+# The collector hangs on the parameter, as its hook: on CUDA autograd walks the graph on a thread of
+# its own, and hooks are not pickled.
 
 import weakref
 from collections import Counter, deque

@@ -1,8 +1,7 @@
-"""A walk through a whole model on one rank, one layer after the other.
+"""A walk through a whole model on one rank, one layer after the other."""
 
-One layer is built at a time, so that this works for a model that no rank could hold. Layers of the
-same specification that are given the same shapes are visited once.
-"""
+# One layer is built at a time, so that this works for a model that no rank could hold. Layers of
+# the same specification that are given the same shapes are visited once.
 
 import copy
 from collections.abc import Callable

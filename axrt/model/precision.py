@@ -1,13 +1,12 @@
 """The types of a run (mixed precision): which tensors of layers are narrow, and what passes between
-layers and their kept modules.
+layers and their kept modules."""
 
-Narrow layers compute in bfloat16 or float16 on parameters and buffers of that type. Trained
-parameters have float32 masters in their buckets. Everything else that is made narrow, frozen
-parameters and buffers, keeps its float32 *original* on the host: checkpoints have originals, and
-modules of the user's get them back. Modules of classes that are to be kept are float32: hooks widen
-what they are given, and narrow what they return.
-"""
-
+# Narrow layers compute in bfloat16 or float16 on parameters and buffers of that type. Trained
+# parameters have float32 masters in their buckets. Everything else that is made narrow, frozen
+# parameters and buffers, keeps its float32 *original* on the host: checkpoints have originals, and
+# modules of the user's get them back. Modules of classes that are to be kept are float32: hooks
+# widen what they are given, and narrow what they return.
+#
 # A stage rounds what enters a layer and widens what enters the loss; hooks on kept modules do both
 # within a layer. Frozen parameters and buffers keep a float32 original on the host.
 

@@ -1,9 +1,8 @@
-"""Compiles the stages of a rank before the first step.
+"""Compiles the stages of a rank before the first step."""
 
-A rank that compiled within the step would keep every other one waiting, stage after stage, forward
-and then backward. Before the step all ranks compile at once, for each computes by itself the values
-that will enter its stages.
-"""
+# A rank that compiled within the step would keep every other one waiting, stage after stage,
+# forward and then backward. Before the step all ranks compile at once, for each computes by itself
+# the values that will enter its stages.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

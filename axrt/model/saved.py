@@ -1,20 +1,20 @@
 """What autograd saves in the forward of a microbatch, for its memory to leave the device and come
-back before its backward.
+back before its backward."""
 
-Each tensor that autograd saves is packed into a *holder*, which has an alias of it: another tensor
-of the same memory and the same version counter. Its memory may be exchanged, as that of a hollow
-tensor is (`store/flat.py`), so shape, strides, offset and version stay what they are. Tensors that
-share memory are copied once, and share it again when they are back.
-
-Nothing is taken from anybody else. Memory is let go by the holders alone: what the network, another
-stage or the user also refers to stays until they let it go. What is changed in place between the
-forward and the backward is found by the version counter, as autograd itself does it, wherever the
-memory is. Holders belong to the graph, which frees them node by node in its backward.
-
-These stay where they are: weights and buffers; what is not on the stage's device; tensors of
-subclasses or without strides; and all that a layer keeps without autograd.
-"""
-
+# Each tensor that autograd saves is packed into a *holder*, which has an alias of it: another
+# tensor of the same memory and the same version counter. Its memory may be exchanged, as that of a
+# hollow tensor is (`store/flat.py`), so shape, strides, offset and version stay what they are.
+# Tensors that share memory are copied once, and share it again when they are back.
+#
+# Nothing is taken from anybody else. Memory is let go by the holders alone: what the network,
+# another stage or the user also refers to stays until they let it go. What is changed in place
+# between the forward and the backward is found by the version counter, as autograd itself does it,
+# wherever the memory is. Holders belong to the graph, which frees them node by node in its
+# backward.
+#
+# These stay where they are: weights and buffers; what is not on the stage's device; tensors of
+# subclasses or without strides; and all that a layer keeps without autograd.
+#
 # A forward runs under autograd's hooks for saved tensors. A holder has an alias of each: another
 # tensor of the same memory and version counter. Its `.data` is exchanged for a hollow tensor when
 # the copy down has ended, and for a view of new memory when the copy up has. So strides and

@@ -1,8 +1,8 @@
-"""Sources of randomness: a seed for each layer of each microbatch, whatever rank runs it and when.
+"""Sources of randomness: a seed for each layer of each microbatch, whatever rank runs it and
+when."""
 
-Torch's generator belongs to the user. While our tasks run it is borrowed: its state is put aside,
-set anew before every layer, and put back before any code of the user's runs between our calls.
-"""
+# Torch's generator belongs to the user. While our tasks run it is borrowed: its state is put aside,
+# set anew before every layer, and put back before any code of the user's runs between our calls.
 
 import hashlib
 import struct

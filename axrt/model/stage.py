@@ -1,21 +1,20 @@
 """A stage computes: its forward keeps what its backward needs, and its backward gives the gradients
 of its inputs. A backward runs whole, or the weight gradients of those layers that can defer them
-come later, piece by piece (see `deferral.py`).
+come later, piece by piece (see `deferral.py`)."""
 
-Activations enter a stage through an *inlet*: a node of the autograd graph whose outputs are the
-tensors that arrived and whose backward catches their gradients. Leaves with `.grad` would do, but
-torch lays a leaf's gradient out like the leaf, while in one process the stage before would get it
-as it is; strides decide which kernels run, and so the last bits. An inlet also lets the first layer
-of a stage work in place.
-
-A forward keeps the graph, not the outputs: only edges of the graph are held, so an activation's
-memory is free as soon as it is sent, unless the graph itself needs it.
-
-In a stage that recomputes (activation checkpointing), the first layers keep nothing but the stage's
-inputs. Before the backward they run again, with the same dropout and the same buffers; their
-changes to those are forgotten. Such a stage has a graph in two segments, each with an inlet of its
-own.
-"""
+# Activations enter a stage through an *inlet*: a node of the autograd graph whose outputs are the
+# tensors that arrived and whose backward catches their gradients. Leaves with `.grad` would do, but
+# torch lays a leaf's gradient out like the leaf, while in one process the stage before would get it
+# as it is; strides decide which kernels run, and so the last bits. An inlet also lets the first
+# layer of a stage work in place.
+#
+# A forward keeps the graph, not the outputs: only edges of the graph are held, so an activation's
+# memory is free as soon as it is sent, unless the graph itself needs it.
+#
+# In a stage that recomputes (activation checkpointing), the first layers keep nothing but the
+# stage's inputs. Before the backward they run again, with the same dropout and the same buffers;
+# their changes to those are forgotten. Such a stage has a graph in two segments, each with an inlet
+# of its own.
 
 import math
 from collections.abc import Callable, Collection, Sequence

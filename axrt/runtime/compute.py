@@ -1,10 +1,9 @@
-"""The engine that computes: starting a task and finishing it are two events.
+"""The engine that computes: starting a task and finishing it are two events."""
 
-Tasks are put on a queue (`queues.py`). On a CPU a task has ended when it has run, so the loop runs
-it without this engine (`at_once`). On a device `start` launches the task's kernels. Its end is told
-when the device has passed it, so the loop never waits for the device and keeps a few tasks ahead.
-On a thread a task may not even have begun when `start` returns.
-"""
+# Tasks are put on a queue (`queues.py`). On a CPU a task has ended when it has run, so the loop
+# runs it without this engine (`at_once`). On a device `start` launches the task's kernels. Its end
+# is told when the device has passed it, so the loop never waits for the device and keeps a few
+# tasks ahead. On a thread a task may not even have begun when `start` returns.
 
 import time
 from collections import deque

@@ -1,9 +1,8 @@
-"""Errands: what a rank does beside its tasks, such as writing a checkpoint while it trains.
+"""Errands: what a rank does beside its tasks, such as writing a checkpoint while it trains."""
 
-An errand is a generator that yields what it waits for. The loop looks at it once a round, and lets
-it go on when that is there. So it is one text from its first line to its last, holds nobody up, and
-the loop's thread alone runs it.
-"""
+# An errand is a generator that yields what it waits for. The loop looks at it once a round, and
+# lets it go on when that is there. So it is one text from its first line to its last, holds nobody
+# up, and the loop's thread alone runs it.
 
 from collections.abc import Callable, Collection, Generator
 from typing import Generic, Protocol, TypeVar, cast

@@ -1,8 +1,8 @@
-"""The ranks that a library connects: those that hold a bucket, and those with neighbouring stages.
+"""The ranks that a library connects: those that hold a bucket, and those with neighbouring
+stages."""
 
-Every rank comes to its groups in the same order, since each comes up when the last of its ranks is
-there.
-"""
+# Every rank comes to its groups in the same order, since each comes up when the last of its ranks
+# is there.
 
 from collections.abc import Mapping, Sequence
 

@@ -1,10 +1,9 @@
 """What passes between the user and the tasks: his batches become tensors on the device, and results
-of ours become his.
+of ours become his."""
 
-Memory of a device belongs to the stream that it was allocated on, which may give it away as soon as
-nobody holds it. So the other side's stream is recorded on it.
-"""
-
+# Memory of a device belongs to the stream that it was allocated on, which may give it away as soon
+# as nobody holds it. So the other side's stream is recorded on it.
+#
 # Who reads memory is recorded. A device's memory goes back to the stream that it was allocated on.
 # So the stream that computes is recorded on what arrives and on the user's own batches, and the
 # user's stream on what he is given. Pinned memory is kept by its number of bytes,

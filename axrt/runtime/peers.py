@@ -1,10 +1,9 @@
-"""Which ranks are still in the call that this rank is in: nobody waits for a rank that has gone.
+"""Which ranks are still in the call that this rank is in: nobody waits for a rank that has gone."""
 
-A rank that has closed its engine, or speaks of another call, has sent all that it will ever send
-for this one, and messages between two ranks keep their order. So what it still owes will not come:
-the ranks have made different calls. Two ranks that wait for each other in different calls would say
-nothing at all. So a rank that has waited for long tells the ranks that it waits for.
-"""
+# A rank that has closed its engine, or speaks of another call, has sent all that it will ever send
+# for this one, and messages between two ranks keep their order. So what it still owes will not
+# come: the ranks have made different calls. Two ranks that wait for each other in different calls
+# would say nothing at all. So a rank that has waited for long tells the ranks that it waits for.
 
 import time
 from collections.abc import Callable, Collection, Iterable

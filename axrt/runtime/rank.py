@@ -1,8 +1,7 @@
-"""This process as a rank of the job: its device, threads, transport, loop and exchange.
+"""This process as a rank of the job: its device, threads, transport, loop and exchange."""
 
-Settings of the process as a whole (the current device, the number of threads) are changed here and
-nowhere else.
-"""
+# Settings of the process as a whole (the current device, the number of threads) are changed here
+# and nowhere else.
 
 import os
 import sys

@@ -1,9 +1,8 @@
 """Runs sessions on a rank: the training, from step to step, and evaluations; each has a brain,
-workers and a reader.
+workers and a reader."""
 
-Every rank counts sessions alike. Parcels that are still under way for an old session are dropped by
-a new one.
-"""
+# Every rank counts sessions alike. Parcels that are still under way for an old session are dropped
+# by a new one.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

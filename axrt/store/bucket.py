@@ -1,20 +1,19 @@
-"""A bucket: parameters of one stage that are reduced, stepped, saved and loaded as one.
+"""A bucket: parameters of one stage that are reduced, stepped, saved and loaded as one."""
 
-Its weights, its gradient and its optimizer's state are flat buffers; parameters and moments are
-views of them. Gradients add up in place over the microbatches of a step (gradient accumulation).
-
-Several ranks, or several layers with tied weights, may hold a bucket. Then each copy cuts its
-gradient into one *shard* a copy and sends every other copy its *part* of it (reduce-scatter). The
-owner of a shard adds the parts up in the order of copies, in float32 or better, and sends the *sum*
-back (all-gather), which arrives where the gradient is. Together that is an all-reduce with the
-volume of a ring. It needs no operator of MPI, and has one order of summation whatever the timing,
-the sizes of buckets and the library.
-
-No memory is written to while the network may still read it. A shard of another copy's is written to
-when that copy's sum has come, which needed this copy's part. The own shard is added up in place and
-sent from there. Who clips or steps may write to it before every other copy has the sum: then the
-bucket has moved to other memory (`move_gradient`).
-"""
+# Its weights, its gradient and its optimizer's state are flat buffers; parameters and moments are
+# views of them. Gradients add up in place over the microbatches of a step (gradient accumulation).
+#
+# Several ranks, or several layers with tied weights, may hold a bucket. Then each copy cuts its
+# gradient into one *shard* a copy and sends every other copy its *part* of it (reduce-scatter). The
+# owner of a shard adds the parts up in the order of copies, in float32 or better, and sends the
+# *sum* back (all-gather), which arrives where the gradient is. Together that is an all-reduce with
+# the volume of a ring. It needs no operator of MPI, and has one order of summation whatever the
+# timing, the sizes of buckets and the library.
+#
+# No memory is written to while the network may still read it. A shard of another copy's is written
+# to when that copy's sum has come, which needed this copy's part. The own shard is added up in
+# place and sent from there. Who clips or steps may write to it before every other copy has the sum:
+# then the bucket has moved to other memory (`move_gradient`).
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

@@ -1,11 +1,10 @@
-"""Torch's AdamW, Adam and SGD without `torch._dynamo`.
+"""Torch's AdamW, Adam and SGD without `torch._dynamo`."""
 
-Torch wraps the methods of its optimizers so that `torch.compile` leaves them alone. The wrappers
-import `torch._dynamo` when an optimizer is made and when it steps, which takes about as long as
-torch itself. Nothing compiles a rank's optimizer, and outside of `torch.compile` the wrappers do
-nothing but switch autograd off for a step. So these classes have the methods that torch has
-wrapped. Where a version of torch wraps them in another way, its wrappers stay.
-"""
+# Torch wraps the methods of its optimizers so that `torch.compile` leaves them alone. The wrappers
+# import `torch._dynamo` when an optimizer is made and when it steps, which takes about as long as
+# torch itself. Nothing compiles a rank's optimizer, and outside of `torch.compile` the wrappers do
+# nothing but switch autograd off for a step. So these classes have the methods that torch has
+# wrapped. Where a version of torch wraps them in another way, its wrappers stay.
 
 import inspect
 

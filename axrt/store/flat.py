@@ -1,9 +1,8 @@
-"""Flat memory: one stretch for many tensors, which are views of it.
+"""Flat memory: one stretch for many tensors, which are views of it."""
 
-Transfers, sums and shards work on the one stretch; layers and optimizers see views with shapes and
-strides of their own. Views begin at multiples of 64 bytes, as torch's own memory does, since the
-last bits of a matrix product may depend on that.
-"""
+# Transfers, sums and shards work on the one stretch; layers and optimizers see views with shapes
+# and strides of their own. Views begin at multiples of 64 bytes, as torch's own memory does, since
+# the last bits of a matrix product may depend on that.
 
 import math
 from collections.abc import Hashable, Iterable, Sequence

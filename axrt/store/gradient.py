@@ -1,11 +1,11 @@
-"""The gradient of a bucket: flat memory in which microbatches add up, and then copies.
+"""The gradient of a bucket: flat memory in which microbatches add up, and then copies."""
 
-Backwards add to the `.grad` of the parameters that layers compute with (gradient accumulation). The
-optimizer reads the `.grad` of the parameters that it steps. Mostly these are the same parameters,
-and the sum over microbatches is the *total* as it stands. Where layers compute with narrower copies
-and gradients accumulate in their type, the total is memory of its own in the type of the masters.
-"""
-
+# Backwards add to the `.grad` of the parameters that layers compute with (gradient accumulation).
+# The optimizer reads the `.grad` of the parameters that it steps. Mostly these are the same
+# parameters, and the sum over microbatches is the *total* as it stands. Where layers compute with
+# narrower copies and gradients accumulate in their type, the total is memory of its own in the type
+# of the masters.
+#
 # What happens to it in a step:
 #
 # - backwards: It begins at -0.0, so the first sum has the bits of a copy. Autograd adds in place.

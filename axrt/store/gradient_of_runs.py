@@ -1,10 +1,10 @@
-"""The gradient of a bucket that is whole only while a run of backwards adds to it (ZeRO stage 2).
+"""The gradient of a bucket that is whole only while a run of backwards adds to it (ZeRO stage
+2)."""
 
-When the run ends, parts leave for the copies that own them, and this rank lets go of all the
-memory, which lives until the last part has left. The total of the own shard has memory for itself,
-and each run is added to it.
-"""
-
+# When the run ends, parts leave for the copies that own them, and this rank lets go of all the
+# memory, which lives until the last part has left. The total of the own shard has memory for
+# itself, and each run is added to it.
+#
 # Gradients that are let go (ZeRO stage 2; `gradient_of_runs.py`). A job says how many reductions a
 # step has, and `Job.run_of` which of them a microbatch goes into. Reductions are numbered on over
 # steps, as microbatches are. When a run ends, its parts are views of memory that nobody else knows,

@@ -1,9 +1,8 @@
-"""The gradient of a bucket of which this rank steps one shard (ZeRO).
+"""The gradient of a bucket of which this rank steps one shard (ZeRO)."""
 
-Microbatches add up as without shards, and parts leave for the copies that own them. This rank adds
-up its own shard alone: in the memory that microbatches add up in where that has the type which is
-stepped, else in memory for the shard.
-"""
+# Microbatches add up as without shards, and parts leave for the copies that own them. This rank
+# adds up its own shard alone: in the memory that microbatches add up in where that has the type
+# which is stepped, else in memory for the shard.
 
 from collections.abc import Sequence
 

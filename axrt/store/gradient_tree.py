@@ -1,9 +1,9 @@
-"""A sum over microbatches that has the same bits whoever computes which of them.
+"""A sum over microbatches that has the same bits whoever computes which of them."""
 
-Microbatches are the leaves of a binary tree, in the order of their numbers. A holder adds up the
-nodes that it has all leaves of, and sends the others as they are; the owner of a shard goes on with
-the nodes of all holders. So the additions are those of the tree, in whatever order they are made.
-"""
+# Microbatches are the leaves of a binary tree, in the order of their numbers. A holder adds up the
+# nodes that it has all leaves of, and sends the others as they are; the owner of a shard goes on
+# with the nodes of all holders. So the additions are those of the tree, in whatever order they are
+# made.
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,11 +1,11 @@
-"""The dynamic loss scale of float16: small gradients are lifted above the least number of the type.
+"""The dynamic loss scale of float16: small gradients are lifted above the least number of the
+type."""
 
-The loss of a step is multiplied by a scale before its backwards, and gradients are divided by it
-before anything looks at them. Where a gradient has overflowed, no rank steps and the scale falls;
-after a number of good steps in a row it rises. Every rank comes to the same scale, since it follows
-from the norms that all ranks hear.
-"""
-
+# The loss of a step is multiplied by a scale before its backwards, and gradients are divided by it
+# before anything looks at them. Where a gradient has overflowed, no rank steps and the scale falls;
+# after a number of good steps in a row it rises. Every rank comes to the same scale, since it
+# follows from the norms that all ranks hear.
+#
 # The norm of all gradients tells of an overflow: every rank hears it by the vote, so all come to
 # the same scale. A scale belongs to a step, since one stage of a rank may hear
 # the vote before another has divided by it.

@@ -1,18 +1,17 @@
 """The weights of a bucket in two types (mixed precision): float32 *masters*, which the optimizer
-steps, and narrow copies of them, which layers compute with.
+steps, and narrow copies of them, which layers compute with."""
 
-A parameter of a module becomes the narrow copy and stays the same object, with its hooks. Its
-master is a parameter of its own. A parameter that is not narrow is its own master.
-
-Where state is sharded there are masters of the pieces in this rank's shard alone, and pieces of a
-parameter that is not narrow are views of it.
-
-Where weights are whole for stays alone (`scheduler/stays.py`), what layers compute with has memory
-for a stay. The shard's weights, or all where there are no shards, have memory of their own, or are
-in scratch. Then parameters that are not narrow have masters as well, of their own type, which are
-those weights.
-"""
-
+# A parameter of a module becomes the narrow copy and stays the same object, with its hooks. Its
+# master is a parameter of its own. A parameter that is not narrow is its own master.
+#
+# Where state is sharded there are masters of the pieces in this rank's shard alone, and pieces of a
+# parameter that is not narrow are views of it.
+#
+# Where weights are whole for stays alone (`scheduler/stays.py`), what layers compute with has
+# memory for a stay. The shard's weights, or all where there are no shards, have memory of their
+# own, or are in scratch. Then parameters that are not narrow have masters as well, of their own
+# type, which are those weights.
+#
 # Narrow weights are what the module's own parameters become, so hooks and
 # the user's references stay. Masters are parameters of their own in flat float32 memory of the same
 # layout: after a step one copy a bucket gives layers the new values. `Gradient` knows two lists,

@@ -1,21 +1,20 @@
 """The state of a bucket that lives in scratch and comes to the device for its step: masters where
-weights are narrow, and the optimizer's moments.
+weights are narrow, and the optimizer's moments."""
 
-    fetch     scratch is copied to a slot
-    attach    masters and moments are views of the slot
-    let go    what the step has made is in the slot; masters and moments are hollow
-    store     the slot is copied to scratch
-    leave     the slot is free
-
-Where weights are in scratch as well, a step makes them in the slot, and they are stored with the
-state. From there they are brought to the device for stays.
-
-State that steps on the host is attached where it lives, and copied nowhere.
-
-A *hollow* tensor has its shape and type and no memory: all of its elements are one nan, so who
-reads it by mistake sees that.
-"""
-
+#   fetch     scratch is copied to a slot
+#   attach    masters and moments are views of the slot
+#   let go    what the step has made is in the slot; masters and moments are hollow
+#   store     the slot is copied to scratch
+#   leave     the slot is free
+#
+# Where weights are in scratch as well, a step makes them in the slot, and they are stored with the
+# state. From there they are brought to the device for stays.
+#
+# State that steps on the host is attached where it lives, and copied nowhere.
+#
+# A *hollow* tensor has its shape and type and no memory: all of its elements are one nan, so who
+# reads it by mistake sees that.
+#
 # Masters and moments of a bucket live in a tier, and come to
 # a *slot* for their step. Parameters and state stay the same tensor objects: `.data` is a view of
 # the slot while the bucket steps, and *hollow* otherwise, one nan that is expanded to the shape. So

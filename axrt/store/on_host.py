@@ -1,12 +1,12 @@
-"""The gradient of a bucket on the host, where its state is, for a step there.
+"""The gradient of a bucket on the host, where its state is, for a step there."""
 
-    unload    the gradient is copied to a room
-    show      the optimizer reads it there
-    leave     the room is free
-
-Where layers compute on the CPU, and a gradient has the type that is stepped, it stays where it is.
-"""
-
+#   unload    the gradient is copied to a room
+#   show      the optimizer reads it there
+#   leave     the room is free
+#
+# Where layers compute on the CPU, and a gradient has the type that is stepped, it stays where it
+# is.
+#
 # The state stays in the host's tier, and is attached there.
 # The optimizer's parameters are masters on the host beside an accelerator, also of float32 weights;
 # else they are as they were. Others on the device have the gradient until the step begins, since

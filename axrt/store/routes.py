@@ -1,11 +1,10 @@
 """The three routes of a bucket's step, behind one contract: where the optimizer's state lives
-between steps, and where it steps.
+between steps, and where it steps."""
 
-    OnDevice     lives on the device, steps there
-    Offloaded    lives in scratch, comes to a slot on the device for its step, and goes back
-    OnHost       lives on the host and steps there; the gradient comes to it, and weights go back
-"""
-
+#   OnDevice     lives on the device, steps there
+#   Offloaded    lives in scratch, comes to a slot on the device for its step, and goes back
+#   OnHost       lives on the host and steps there; the gradient comes to it, and weights go back
+#
 # What tasks call, in their order. Each route does what it needs, and nothing for the rest.
 #
 #     task          OnDevice     Offloaded                    OnHost

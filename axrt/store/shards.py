@@ -1,10 +1,9 @@
 """How copies of a bucket share the optimizer's work (sharded state, ZeRO): each has one shard of
-the flat memory, and steps the pieces of parameters that lie in it.
+the flat memory, and steps the pieces of parameters that lie in it."""
 
-A shard begins at any unit of the memory where the optimizer steps each element by itself, as Adam
-does. Where it looks at whole parameters, as Adafactor does, shards begin with parameters. A piece
-that is a whole parameter has its shape, and any other piece has one dimension.
-"""
+# A shard begins at any unit of the memory where the optimizer steps each element by itself, as Adam
+# does. Where it looks at whole parameters, as Adafactor does, shards begin with parameters. A piece
+# that is a whole parameter has its shape, and any other piece has one dimension.
 
 from itertools import pairwise
 from typing import NamedTuple

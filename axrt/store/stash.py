@@ -1,11 +1,10 @@
 """Stashes of microbatches in scratch: what autograd has saved on a stage, between a forward and a
-backward that is far.
+backward that is far."""
 
-A stash is gathered in memory that begins at a page and copied to a stretch of scratch; it comes
-back to memory of its own, of which its tensors are views. A stage's stretches have the size of its
-first microbatch, and are cut as they are needed: no more than its policy holds at a time. What does
-not fit stays on the device, and a note says so.
-"""
+# A stash is gathered in memory that begins at a page and copied to a stretch of scratch; it comes
+# back to memory of its own, of which its tensors are views. A stage's stretches have the size of
+# its first microbatch, and are cut as they are needed: no more than its policy holds at a time.
+# What does not fit stays on the device, and a note says so.
 
 import sys
 from collections import defaultdict

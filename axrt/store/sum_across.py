@@ -1,9 +1,8 @@
-"""The sum of a bucket's shard over groups of copies: the second level of a reduction.
+"""The sum of a bucket's shard over groups of copies: the second level of a reduction."""
 
-When a copy has added up its shard over its group, the copies of all groups that own the same shard
-cut it once more. Each of them adds up one part, the *subtotals* of all, and sends the *total* back.
-It is the reduction of a bucket again, of a shard in place of the whole.
-"""
+# When a copy has added up its shard over its group, the copies of all groups that own the same
+# shard cut it once more. Each of them adds up one part, the *subtotals* of all, and sends the
+# *total* back. It is the reduction of a bucket again, of a shard in place of the whole.
 
 from collections.abc import Iterator, Sequence
 

@@ -1,10 +1,9 @@
 """Weights that are whole for stays alone: they come for a stay, and their memory is let go after it
-(ZeRO 3, and parameters in scratch).
+(ZeRO 3, and parameters in scratch)."""
 
-    begin    whole weights have memory, with those of the own shard in it
-    end      what layers have done to them is looked at, and they are let go
-    let go   parameters are hollow: whoever reads one sees nan
-"""
+#   begin    whole weights have memory, with those of the own shard in it
+#   end      what layers have done to them is looked at, and they are let go
+#   let go   parameters are hollow: whoever reads one sees nan
 
 from collections.abc import Callable, Sequence
 

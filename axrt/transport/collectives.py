@@ -1,11 +1,10 @@
-"""Collectives of a library over groups of ranks: NCCL on GPUs, gloo on CPUs; and its messages.
+"""Collectives of a library over groups of ranks: NCCL on GPUs, gloo on CPUs; and its messages."""
 
-Groups come up from the ranks of the transport: rank 0 keeps a store on a port that the system
-chooses, and tells the others where. A process group of the user's own is not touched.
-
-All ranks of a group must issue the same collectives in the same order: another order gives wrong
-sums in silence, or none ever. `scheduler/turns.py` keeps that order.
-"""
+# Groups come up from the ranks of the transport: rank 0 keeps a store on a port that the system
+# chooses, and tells the others where. A process group of the user's own is not touched.
+#
+# All ranks of a group must issue the same collectives in the same order: another order gives wrong
+# sums in silence, or none ever. `scheduler/turns.py` keeps that order.
 
 import socket
 from collections import Counter

@@ -1,18 +1,17 @@
-"""The form of a parcel on the wire; the same bytes under every transport.
+"""The form of a parcel on the wire; the same bytes under every transport."""
 
-    envelope     way | header | description | the bytes of its small tensors, one after the other
-    beside it    each large tensor, straight from the sender's memory into the receiver's
-
-The way, one byte, says whether large tensors come by MPI or by a library (`lines.py`).
-
-The header says
-
-    1. the generation, the meaning or topic, and the address: stage, number, pipe, bucket; for a
-       note what it is about, and its number;
-    2. the length of the description. `wire.py` says what it describes.
-
-A transport only carries the bytes.
-"""
+#   envelope     way | header | description | the bytes of its small tensors, one after the other
+#   beside it    each large tensor, straight from the sender's memory into the receiver's
+#
+# The way, one byte, says whether large tensors come by MPI or by a library (`lines.py`).
+#
+# The header says
+#
+#   1. the generation, the meaning or topic, and the address: stage, number, pipe, bucket; for a
+#      note what it is about, and its number;
+#   2. the length of the description. `wire.py` says what it describes.
+#
+# A transport only carries the bytes.
 
 import ctypes
 import struct

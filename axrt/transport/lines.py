@@ -1,13 +1,13 @@
-"""Large activations from rank to rank by a library instead of MPI: NCCL between GPUs, gloo on CPUs.
+"""Large activations from rank to rank by a library instead of MPI: NCCL between GPUs, gloo on
+CPUs."""
 
-Envelopes stay with MPI, which keeps their order, and say which way their tensors come. The sender
-issues its sends in the order of its envelopes, and the receiver its receives as it opens them. So
-both ends of a line issue the same operations in the same order, and nobody waits for an envelope.
-
-A line has one direction and a group of its own. In one group for both directions a send would hold
-up the receive behind it until the peer has taken what is sent.
-"""
-
+# Envelopes stay with MPI, which keeps their order, and say which way their tensors come. The sender
+# issues its sends in the order of its envelopes, and the receiver its receives as it opens them. So
+# both ends of a line issue the same operations in the same order, and nobody waits for an envelope.
+#
+# A line has one direction and a group of its own. In one group for both directions a send would
+# hold up the receive behind it until the peer has taken what is sent.
+#
 # `parallel.activations = "library"` opens two lines between ranks with neighbouring stages, one a
 # direction. Envelopes stay with MPI, and each says whether
 # its large tensors come by a line. The sender issues its sends in the order of its envelopes, the

@@ -1,19 +1,18 @@
-"""Many ranks in one process, for tests: one thread a rank, of which exactly one runs at a time.
+"""Many ranks in one process, for tests: one thread a rank, of which exactly one runs at a time."""
 
-A rank runs until it polls; then a seeded generator draws the next rank to run, and which of its
-waiting parcels arrive in which order. So a seed is a history: any failure can be run again. The
-order is as hostile as a network may be: parcels overtake each other, and a parcel that was sent
-long ago may still be under way. It is read from the sender's memory when it arrives, so that a
-sender who writes to it too early is found out. Parcels take the form of `envelope.py`, as they do
-over MPI.
-
-When every rank polls with nothing to do and nothing is under way, no rank can ever move again: that
-is raised as `Stuck` rather than waited for.
-
-A network may also deliver a parcel twice, or never (`Chaos`). The second one is dropped, as TCP
-does by numbers; what is lost stays lost, and the ranks must say what they wait for. A rank may die
-at any of its looks for mail. The others find out sooner or later, as under MPI with ULFM.
-"""
+# A rank runs until it polls; then a seeded generator draws the next rank to run, and which of its
+# waiting parcels arrive in which order. So a seed is a history: any failure can be run again. The
+# order is as hostile as a network may be: parcels overtake each other, and a parcel that was sent
+# long ago may still be under way. It is read from the sender's memory when it arrives, so that a
+# sender who writes to it too early is found out. Parcels take the form of `envelope.py`, as they do
+# over MPI.
+#
+# When every rank polls with nothing to do and nothing is under way, no rank can ever move again:
+# that is raised as `Stuck` rather than waited for.
+#
+# A network may also deliver a parcel twice, or never (`Chaos`). The second one is dropped, as TCP
+# does by numbers; what is lost stays lost, and the ranks must say what they wait for. A rank may
+# die at any of its looks for mail. The others find out sooner or later, as under MPI with ULFM.
 
 import threading
 from collections.abc import Callable, Collection

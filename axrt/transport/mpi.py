@@ -1,16 +1,16 @@
-"""Parcels over MPI: nonblocking, in any order, never waiting for a peer.
+"""Parcels over MPI: nonblocking, in any order, never waiting for a peer."""
 
-A parcel is an envelope and the large tensors beside it (see `envelope.py`), each one message or
-several. Large tensors need no matching by tag: MPI keeps the order of messages between two ranks on
-one tag, envelopes are taken in that order, and each posts the receives for its tensors at once. So
-the tag says only the channel.
-
-Two habits of MPI libraries shape `poll`. A probe looks at what is already matched, says no, and
-only then makes progress, so one that says no is asked again (a message known to be there is seen by
-the first poll). And large messages move only inside MPI calls, so every poll also asks after what
-is still going out. A thread does so while the rank computes (`progress.py`), but seldom where the
-receiver takes the message by itself (`single_copy.py`). One lock guards all that the two touch.
-"""
+# A parcel is an envelope and the large tensors beside it (see `envelope.py`), each one message or
+# several. Large tensors need no matching by tag: MPI keeps the order of messages between two ranks
+# on one tag, envelopes are taken in that order, and each posts the receives for its tensors at
+# once. So the tag says only the channel.
+#
+# Two habits of MPI libraries shape `poll`. A probe looks at what is already matched, says no, and
+# only then makes progress, so one that says no is asked again (a message known to be there is seen
+# by the first poll). And large messages move only inside MPI calls, so every poll also asks after
+# what is still going out. A thread does so while the rank computes (`progress.py`), but seldom
+# where the receiver takes the message by itself (`single_copy.py`). One lock guards all that the
+# two touch.
 
 import threading
 import time

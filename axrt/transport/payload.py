@@ -1,9 +1,8 @@
-"""Payloads: nested values with tensors in them, taken apart and put together again.
+"""Payloads: nested values with tensors in them, taken apart and put together again."""
 
-A payload is a tensor, None, a bool, int, float or str, or a tuple, list or dict of payloads. Taken
-apart it is a *skeleton*, the same value with each tensor replaced by its place, and the tensors in
-order of appearance.
-"""
+# A payload is a tensor, None, a bool, int, float or str, or a tuple, list or dict of payloads.
+# Taken apart it is a *skeleton*, the same value with each tensor replaced by its place, and the
+# tensors in order of appearance.
 
 from dataclasses import dataclass
 from typing import Any

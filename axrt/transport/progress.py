@@ -1,10 +1,9 @@
-"""Messages that move on while the rank computes (asynchronous progress).
+"""Messages that move on while the rank computes (asynchronous progress)."""
 
-A large message is agreed on first, and moves only inside MPI calls; a rank that computes makes
-none. So a thread looks after what MPI has not copied at once, and after what comes in. What peers
-take by themselves (`single_copy.py`) gets a look now and then, in case MPI's own queues are full.
-"""
-
+# A large message is agreed on first, and moves only inside MPI calls; a rank that computes makes
+# none. So a thread looks after what MPI has not copied at once, and after what comes in. What peers
+# take by themselves (`single_copy.py`) gets a look now and then, in case MPI's own queues are full.
+#
 # A message that MPI does not copy at once is agreed on first and moves only inside MPI calls, and a
 # CPU that computes makes none. Within a node most libraries let the receiver read the sender's
 # memory (single copy), where the system allows it. Ranks try that in pairs when a transport begins:

@@ -1,12 +1,11 @@
-"""Some ranks take a large message of this rank without its help (single copy).
+"""Some ranks take a large message of this rank without its help (single copy)."""
 
-Within a node most MPI libraries let the receiver read the sender's memory, where the system allows
-it. Its sender then need not look after the message while it computes, which would cost it some
-30 us of its core a look. Where the system does not allow it, as in many containers, and between
-nodes, it must.
-
-No call of MPI says which holds. So ranks try it, in pairs, when a transport begins.
-"""
+# Within a node most MPI libraries let the receiver read the sender's memory, where the system
+# allows it. Its sender then need not look after the message while it computes, which would cost it
+# some 30 us of its core a look. Where the system does not allow it, as in many containers, and
+# between nodes, it must.
+#
+# No call of MPI says which holds. So ranks try it, in pairs, when a transport begins.
 
 import time
 from contextlib import suppress

@@ -1,11 +1,10 @@
-"""Where a tensor's bytes are while MPI reads or writes them.
+"""Where a tensor's bytes are while MPI reads or writes them."""
 
-MPI touches memory from the CPU, and a device's memory only where the library is aware of devices.
-So tensors that travel are *staged*: used where they are (`InPlace`), or copied through pinned CPU
-memory (`Pinned`). Copies run on queues of their own, one out and one in, so that neither the loop
-nor a task waits for a copy, nor a copy for later tasks. A tensor that was on the sender's host
-arrives on the host.
-"""
+# MPI touches memory from the CPU, and a device's memory only where the library is aware of devices.
+# So tensors that travel are *staged*: used where they are (`InPlace`), or copied through pinned CPU
+# memory (`Pinned`). Copies run on queues of their own, one out and one in, so that neither the loop
+# nor a task waits for a copy, nor a copy for later tasks. A tensor that was on the sender's host
+# arrives on the host.
 
 import weakref
 from collections import deque

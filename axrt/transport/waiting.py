@@ -1,13 +1,12 @@
 """How a rank waits without burning a core: the longer it has waited, the longer it sleeps before it
-looks again.
+looks again."""
 
-A blocked MPI receive keeps a whole core busy under every library, and spinning on cores that are
-shared costs the others milliseconds. So between two looks the rank sleeps in proportion to the time
-that it has waited already. It sleeps a tenth of it, up to a pause that leaves four fifths of the
-core to others. In long waits, where a message that comes a little later does no harm, it sleeps a
-two-hundredth. The pauses are bounded from below, where a sleep costs more than it saves, and from
-above, so that a message after a long silence is still heard soon.
-"""
+# A blocked MPI receive keeps a whole core busy under every library, and spinning on cores that are
+# shared costs the others milliseconds. So between two looks the rank sleeps in proportion to the
+# time that it has waited already. It sleeps a tenth of it, up to a pause that leaves four fifths of
+# the core to others. In long waits, where a message that comes a little later does no harm, it
+# sleeps a two-hundredth. The pauses are bounded from below, where a sleep costs more than it saves,
+# and from above, so that a message after a long silence is still heard soon.
 
 import ctypes
 import sys

@@ -1,13 +1,12 @@
-"""How a payload lies on the wire.
+"""How a payload lies on the wire."""
 
-Its skeleton and one *spec* a tensor (dtype, shape, strides, requires_grad) are small and repeat
-from microbatch to microbatch. So their bytes and the layouts that follow from them are made once
-and looked up afterwards, on both sides.
-
-Strides travel, because kernels choose their way by them and so the last bits depend on them. The
-elements on the wire are *dense*: a dimension of stride 0 shrunk to one, gaps left out, in the order
-of memory.
-"""
+# Its skeleton and one *spec* a tensor (dtype, shape, strides, requires_grad) are small and repeat
+# from microbatch to microbatch. So their bytes and the layouts that follow from them are made once
+# and looked up afterwards, on both sides.
+#
+# Strides travel, because kernels choose their way by them and so the last bits depend on them. The
+# elements on the wire are *dense*: a dimension of stride 0 shrunk to one, gaps left out, in the
+# order of memory.
 
 import math
 import pickle

@@ -1,12 +1,11 @@
 """Follows the gradients of buckets through a step, and adds them up over copies: an all-reduce by
-messages.
+messages."""
 
-Parts are the reduce-scatter: each copy sends every other copy the shard that it owns. Sums are the
-all-gather: the owner of a shard sends its sum back. A bucket's parts leave when its own gradient is
-complete, which may be before its stage's is. Where there are groups of copies, subtotals and totals
-do the same with a shard, between the parts and the sums.
-"""
-
+# Parts are the reduce-scatter: each copy sends every other copy the shard that it owns. Sums are
+# the all-gather: the owner of a shard sends its sum back. A bucket's parts leave when its own
+# gradient is complete, which may be before its stage's is. Where there are groups of copies,
+# subtotals and totals do the same with a shard, between the parts and the sums.
+#
 # Landing. `GradientWorker` tells the transport which memory waits for which sum. A large tensor
 # lands there if device, type and layout fit; `take_sums` copies any other. A GPU has no landing.
 

@@ -1,11 +1,10 @@
 """Brings the weights of all shards together (ZeRO): an all-gather by messages; or weights from
-scratch.
+scratch."""
 
-With stage 1 and 2 weights are always whole, and new ones come after each step. With stage 3 they
-are whole for a stay: it begins when this copy sends its shard, and others' land beside it. Where
-weights are in scratch, it begins when these have come.
-"""
-
+# With stage 1 and 2 weights are always whole, and new ones come after each step. With stage 3 they
+# are whole for a stay: it begins when this copy sends its shard, and others' land beside it. Where
+# weights are in scratch, it begins when these have come.
+#
 # Weights land where layers read them, from the end of the bucket's last backward on. A copy of tied
 # weights takes weights from its own layer's copies. Between steps a layer is made whole by
 # messages, one at a time: for a checkpoint on the rank that writes, at the end on all

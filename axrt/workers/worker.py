@@ -1,7 +1,6 @@
-"""The parts that workers share: their contract, their mail, and the map from kinds to workers.
+"""The parts that workers share: their contract, their mail, and the map from kinds to workers."""
 
-Facts are the brain's. Workers know the payloads of messages, and nothing of when anything runs.
-"""
+# Facts are the brain's. Workers know the payloads of messages, and nothing of when anything runs.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

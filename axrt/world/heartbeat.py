@@ -1,10 +1,9 @@
 """Signs of life between ranks, from a thread of their own. A long task or a compilation is no false
-alarm. A rank that is stopped, holds the interpreter for ever or waits for itself is found.
+alarm. A rank that is stopped, holds the interpreter for ever or waits for itself is found."""
 
-Nothing is sent while all goes well: only a rank that has waited for a while asks. `liveness.py`
-says what the signs mean.
-"""
-
+# Nothing is sent while all goes well: only a rank that has waited for a while asks. `liveness.py`
+# says what the signs mean.
+#
 # Signs have their own thread and communicator, since a thread that computes cannot answer. A
 # sign says how long no rank that matters has worked: CPU time, children included, or bytes on disk.
 # A rank that waits passes on the worst sign it has, so a circle of waits is found.

@@ -1,8 +1,8 @@
-"""What launchers say of a process: its rank and the number of ranks, by their variables.
+"""What launchers say of a process: its rank and the number of ranks, by their variables."""
 
-When launcher and library do not fit, N processes come up as N worlds of one and each would train
-the whole model. So the rank and size in the launcher's environment are compared with those of MPI.
-"""
+# When launcher and library do not fit, N processes come up as N worlds of one and each would train
+# the whole model. So the rank and size in the launcher's environment are compared with those of
+# MPI.
 
 import os
 import shlex

@@ -1,15 +1,14 @@
-"""Whether the ranks that a rank waits for are alive.
+"""Whether the ranks that a rank waits for are alive."""
 
-A rank that waits asks the ranks that owe it something for a *sign*: the seconds since a rank that
-matters has last worked. A rank that works answers 0. A rank that does nothing, as in a deadlock,
-answers for how long. A rank that waits itself passes on the worst sign of the ranks that it waits
-for, so a sign is always about the rank at the end of the chain. A rank that is stopped does not
-answer, and its last sign grows old. Ranks that wait for each other in a circle pass on signs that
-no rank renews.
-
-Only time counts in which this rank itself could run: a job that was suspended as a whole goes on as
-if nothing had been.
-"""
+# A rank that waits asks the ranks that owe it something for a *sign*: the seconds since a rank that
+# matters has last worked. A rank that works answers 0. A rank that does nothing, as in a deadlock,
+# answers for how long. A rank that waits itself passes on the worst sign of the ranks that it waits
+# for, so a sign is always about the rank at the end of the chain. A rank that is stopped does not
+# answer, and its last sign grows old. Ranks that wait for each other in a circle pass on signs that
+# no rank renews.
+#
+# Only time counts in which this rank itself could run: a job that was suspended as a whole goes on
+# as if nothing had been.
 
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -1,10 +1,9 @@
 """Whether all ranks come up. Until MPI has started, a rank that dies leaves the others waiting
-within its start, and most launchers do not tell them.
+within its start, and most launchers do not tell them."""
 
-Two things do. The ranks of a node are processes of one parent, which is the launcher's: one that is
-missing there has ended. And where a job has witnesses (`axrt launch`), they write of ranks on other
-nodes.
-"""
+# Two things do. The ranks of a node are processes of one parent, which is the launcher's: one that
+# is missing there has ended. And where a job has witnesses (`axrt launch`), they write of ranks on
+# other nodes.
 
 import os
 import socket

@@ -1,9 +1,8 @@
 """The job of the ranks that are left when others are lost, where the MPI library goes on without
-them (ULFM).
+them (ULFM)."""
 
-Open MPI does under `mpirun --with-ft ulfm`: the other ranks live on, calls that need the lost one
-raise, and a communicator without it is made. Elsewhere the launcher ends every rank.
-"""
+# Open MPI does under `mpirun --with-ft ulfm`: the other ranks live on, calls that need the lost one
+# raise, and a communicator without it is made. Elsewhere the launcher ends every rank.
 
 import os
 import signal

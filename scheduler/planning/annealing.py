@@ -1,8 +1,7 @@
 """A shorter order by small changes (simulated annealing): a task of the longest path moves a few
-places on its rank. What makes the step shorter is kept, and now and then also what does not.
+places on its rank. What makes the step shorter is kept, and now and then also what does not."""
 
-Only tasks of the longest path are worth a move: all others have time to spare.
-"""
+# Only tasks of the longest path are worth a move: all others have time to spare.
 
 from collections.abc import Sequence
 from math import exp

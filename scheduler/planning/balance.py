@@ -1,7 +1,6 @@
-"""Cuts of a list of weights into contiguous parts, so that no rank has much more than others.
+"""Cuts of a list of weights into contiguous parts, so that no rank has much more than others."""
 
-A rank may hold several stages. What counts is then the work of a rank, and not that of a stage.
-"""
+# A rank may hold several stages. What counts is then the work of a rank, and not that of a stage.
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, product

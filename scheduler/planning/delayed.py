@@ -1,12 +1,11 @@
 """Orders with one forward and one input gradient in turns, whose weight gradients come the later
 the deeper the rank is. Then a rank that waits for its first microbatch has weight gradients left at
-the end, where others wait for its input gradients.
+the end, where others wait for its input gradients."""
 
-With as many forwards at the start as ranks are behind, that is ZB-H1; with twice as many, ZB-H2. In
-between lie those for messages that take long.
-
-Source of the idea: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (ZB-H1, ZB-H2).
-"""
+# With as many forwards at the start as ranks are behind, that is ZB-H1; with twice as many, ZB-H2.
+# In between lie those for messages that take long.
+#
+# Source of the idea: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (ZB-H1, ZB-H2).
 
 from collections.abc import Iterator
 from itertools import islice

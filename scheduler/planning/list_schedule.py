@@ -1,9 +1,8 @@
 """An order made for given costs, task by task (list scheduling): of all tasks that may run, the one
-that can start first is put behind its rank's others.
+that can start first is put behind its rank's others."""
 
-Of those that can start at the same time an input gradient comes first, since other ranks wait for
-it, then a forward, and a weight gradient fills the time that is left.
-"""
+# Of those that can start at the same time an input gradient comes first, since other ranks wait for
+# it, then a forward, and a weight gradient fills the time that is left.
 
 from math import inf
 

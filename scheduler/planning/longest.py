@@ -1,14 +1,13 @@
-"""How long a strict order takes: the longest path through the tasks of a step.
+"""How long a strict order takes: the longest path through the tasks of a step."""
 
-A strict order says for each rank which task comes first, second, and so on. Then a task waits for
-two others at most: the one before it on its rank, and the one whose result it needs, with the way
-of that result. So the step takes as long as the longest path through these edges, and whoever wants
-a shorter step has to change that path.
-
-Tasks are numbers here, since a search looks at millions:
-
-    number = (stage * 3 + kind) * microbatches + microbatch     kind: 0 = F, 1 = I, 2 = W
-"""
+# A strict order says for each rank which task comes first, second, and so on. Then a task waits for
+# two others at most: the one before it on its rank, and the one whose result it needs, with the way
+# of that result. So the step takes as long as the longest path through these edges, and whoever
+# wants a shorter step has to change that path.
+#
+# Tasks are numbers here, since a search looks at millions:
+#
+#   number = (stage * 3 + kind) * microbatches + microbatch     kind: 0 = F, 1 = I, 2 = W
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

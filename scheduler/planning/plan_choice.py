@@ -1,9 +1,9 @@
-"""`adaptive` where costs are known: which plan it follows, and how loosely.
+"""`adaptive` where costs are known: which plan it follows, and how loosely."""
 
-Candidates are plans made for these costs and the orders of all policies. Each is followed strictly,
-and as a plan: weight gradients go wherever there is time, and tasks may run ahead as far as there
-is room. All of them are simulated in the world that is to come, with what varies in it.
-"""
+# Candidates are plans made for these costs and the orders of all policies. Each is followed
+# strictly, and as a plan: weight gradients go wherever there is time, and tasks may run ahead as
+# far as there is room. All of them are simulated in the world that is to come, with what varies in
+# it.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace

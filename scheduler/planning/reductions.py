@@ -1,10 +1,9 @@
 """How often a step adds buckets up over their copies where full gradients are let go in between
-(ZeRO stage 2).
+(ZeRO stage 2)."""
 
-A stage's gradient is whole memory from the first backward of a run to its last one, and a reduction
-ends the run. The natural run is that of the schedule: backwards of one stage, on one rank, without
-a backward of another stage between them.
-"""
+# A stage's gradient is whole memory from the first backward of a run to its last one, and a
+# reduction ends the run. The natural run is that of the schedule: backwards of one stage, on one
+# rank, without a backward of another stage between them.
 
 from collections import Counter
 from itertools import groupby

@@ -1,9 +1,8 @@
-"""Which stays a step has, from the order in which a rank comes to its stages.
+"""Which stays a step has, from the order in which a rank comes to its stages."""
 
-A steady machine runs the schedule once without a limit. That says which stage is needed next, so
-where room is short the stage whose next use is farthest away is let go (Belady 1966). The stays of
-a rank begin in one order; within them tasks run as messages arrive.
-"""
+# A steady machine runs the schedule once without a limit. That says which stage is needed next, so
+# where room is short the stage whose next use is farthest away is let go (Belady 1966). The stays
+# of a rank begin in one order; within them tasks run as messages arrive.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence

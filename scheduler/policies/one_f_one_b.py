@@ -1,10 +1,9 @@
 """One forward, one backward: forwards under a cap that tapers towards the last rank, else
-backwards.
+backwards."""
 
-A cap that is reached makes the two alternate. Where durations vary, the forward that a backward has
-made room for comes before the next backward: ranks behind wait for it, and backwards first would
-let them run dry (docs/study.md).
-"""
+# A cap that is reached makes the two alternate. Where durations vary, the forward that a backward
+# has made room for comes before the next backward: ranks behind wait for it, and backwards first
+# would let them run dry (docs/study.md).
 
 from dataclasses import dataclass
 

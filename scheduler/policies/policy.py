@@ -1,74 +1,75 @@
-"""A policy is two questions about a head that has all its inputs: what first, and may it start now.
+"""A policy is two questions about a head that has all its inputs: what first, and may it start
+now."""
 
-Why no policy here can get stuck. Say that nothing runs, nothing is on its way, and some task is
-left.
-
-*Caps, one for each stage* (1f1b, eager-1f1b, axonn, gpipe, merak, varuna, zb-h1, zb-h2; chimera,
-whose two stages on a rank have caps of their own). Take the oldest microbatch n with an unfinished
-backward (or input gradient), and the deepest stage s that has started it.
-
-* s is not the last: stage s+1 has activation n, and its head is F(s+1).n, because n is the oldest,
-  and so everything before it is done there. It was refused; the policies that refuse by a cap admit
-  a forward whenever in flight < cap with cap >= 1, and in flight is 0 there. (A cap on what is held
-  is no hindrance either: with nothing in flight all that is held is weight gradients, which are
-  never refused.) Contradiction.
-* s is the last: its backward needs nothing else. Only gpipe refuses backwards, and only until the
-  forwards of that step are done here; they are refused by nothing, since in flight < m holds for
-  the microbatches of the oldest step, and their activations come from stages where the same holds.
-* No stage has started n: the reader gives it, and F0.n is the first case with s+1 = 0.
-
-*Nested caps, several stages a rank* (dualpipe, dualpipe-v, v-half, the rule of evaluations). A flat
-cap a rank deadlocks there: forwards of a shallow stage fill it, and those of the deeper one, which
-alone would free it, find no room. With caps that strictly increase with the stage it does not: of
-all forwards that lack room take one of the deepest stage s. What its rank holds is in flight, since
-weight gradients are never refused, and the shallower stages there hold less than its cap, so a
-microbatch is in flight on s or a deeper stage of this rank. Follow it down its pipe: it has not
-come back, so somewhere deeper its forward lacks room. Contradiction. v-half's caps of single stages
-are at least 1 and change nothing in this.
-
-*An order under nested caps* (interleaved-zb). Of the oldest microbatch n with an unfinished
-backward some forward is undone, else its backwards would run; older groups are done. If some chunk
-but the last has undone forwards of n's group, take the first by (stage, microbatch): it has its
-activation and is its rank's next, and what is in flight there is of that group and of chunks up to
-its own, c: at most (c + 1) p - 1, less than its cap, p v - r - (v - 1 - c). Else take the forward
-at which n itself stops: its rank has at most (v - 1) p in flight, and the cap of the last chunk is
-p v - r.
-
-*An order* (interleaved-1f1b, zb-v, v-min, adaptive, fixed). All ranks follow one acyclic order of
-forwards and input gradients (of interleaved-1f1b: of forwards). The due task, the first of this
-rank's that has not started, is never refused for the sake of another; take of all due tasks the
-first in that order: what it needs comes before it, so it is done. A due forward lacks room only
-while weight gradients wait, which are never refused: the order itself needs so much, and no more
-than the cap leaves above that run ahead. An order that is given is acyclic if one simulation of it
-ends, since nothing but the order decides what waits for what. breadth-first refuses nothing.
-
-*Rows*. Forwards and backwards stand here for rows of the table (`rules`) whose `admitted` asks the
-policy. Every other row is admitted always, but for recomputations and releases, which have their
-own paragraphs, and its head runs when its needs are met. So a row is stuck only behind another row,
-and the needs between rows of one step are acyclic: forward, backward, sums of buckets, norms, vote,
-fetches, steps, stores. Only gates lead from a step to the next, and from a run to the run after the
-next one (`rules/replicas.py`). A feature that adds rows keeps the proof if its rows are always
-admitted and come between two of these.
-
-*Slots.* Fetches of offloaded state (`rules.offload`) are such rows, between a bucket being whole
-and its step, but one is refused while all slots are taken. `rules/offload.py` argues why a slot
-becomes free. Forwards, backwards, sums and votes of a step need no slot, so all of the above holds
-for them whatever the copies do.
-
-*Stays.* Weights that are whole for a time, gathered or brought from scratch, keep back what reads
-them until its stay has begun. `rules/stays.py` argues why each begins, and is released: stays
-follow one order in which the schedule has run to its end. Copies of one bucket on several stages
-are not in that order, and keep no run back where they could get stuck
-(`Job.ties_may_wait_in_a_circle`).
-
-*Stashes.* Where the device has room for fewer than a rank holds, forwards wait for copies that end,
-and backwards for stashes that come back. `rules/stash.py` argues that neither keeps back what the
-above says of policies.
-
-*Recomputation* adds a task between a forward and its backward that no policy is asked about. It is
-refused only while others of its stage are recomputed and wait, and the first of those wants nothing
-but its gradient, as a backward does that follows its forward.
-"""
+# Why no policy here can get stuck. Say that nothing runs, nothing is on its way, and some task is
+# left.
+#
+# *Caps, one for each stage* (1f1b, eager-1f1b, axonn, gpipe, merak, varuna, zb-h1, zb-h2; chimera,
+# whose two stages on a rank have caps of their own). Take the oldest microbatch n with an
+# unfinished backward (or input gradient), and the deepest stage s that has started it.
+#
+# * s is not the last: stage s+1 has activation n, and its head is F(s+1).n, because n is the
+#   oldest, and so everything before it is done there. It was refused; the policies that refuse by a
+#   cap admit a forward whenever in flight < cap with cap >= 1, and in flight is 0 there. (A cap on
+#   what is held is no hindrance either: with nothing in flight all that is held is weight
+#   gradients, which are never refused.) Contradiction.
+# * s is the last: its backward needs nothing else. Only gpipe refuses backwards, and only until the
+#   forwards of that step are done here; they are refused by nothing, since in flight < m holds for
+#   the microbatches of the oldest step, and their activations come from stages where the same
+#   holds.
+# * No stage has started n: the reader gives it, and F0.n is the first case with s+1 = 0.
+#
+# *Nested caps, several stages a rank* (dualpipe, dualpipe-v, v-half, the rule of evaluations). A
+# flat cap a rank deadlocks there: forwards of a shallow stage fill it, and those of the deeper one,
+# which alone would free it, find no room. With caps that strictly increase with the stage it does
+# not: of all forwards that lack room take one of the deepest stage s. What its rank holds is in
+# flight, since weight gradients are never refused, and the shallower stages there hold less than
+# its cap, so a microbatch is in flight on s or a deeper stage of this rank. Follow it down its
+# pipe: it has not come back, so somewhere deeper its forward lacks room. Contradiction. v-half's
+# caps of single stages are at least 1 and change nothing in this.
+#
+# *An order under nested caps* (interleaved-zb). Of the oldest microbatch n with an unfinished
+# backward some forward is undone, else its backwards would run; older groups are done. If some
+# chunk but the last has undone forwards of n's group, take the first by (stage, microbatch): it has
+# its activation and is its rank's next, and what is in flight there is of that group and of chunks
+# up to its own, c: at most (c + 1) p - 1, less than its cap, p v - r - (v - 1 - c). Else take the
+# forward at which n itself stops: its rank has at most (v - 1) p in flight, and the cap of the last
+# chunk is p v - r.
+#
+# *An order* (interleaved-1f1b, zb-v, v-min, adaptive, fixed). All ranks follow one acyclic order of
+# forwards and input gradients (of interleaved-1f1b: of forwards). The due task, the first of this
+# rank's that has not started, is never refused for the sake of another; take of all due tasks the
+# first in that order: what it needs comes before it, so it is done. A due forward lacks room only
+# while weight gradients wait, which are never refused: the order itself needs so much, and no more
+# than the cap leaves above that run ahead. An order that is given is acyclic if one simulation of
+# it ends, since nothing but the order decides what waits for what. breadth-first refuses nothing.
+#
+# *Rows*. Forwards and backwards stand here for rows of the table (`rules`) whose `admitted` asks
+# the policy. Every other row is admitted always, but for recomputations and releases, which have
+# their own paragraphs, and its head runs when its needs are met. So a row is stuck only behind
+# another row, and the needs between rows of one step are acyclic: forward, backward, sums of
+# buckets, norms, vote, fetches, steps, stores. Only gates lead from a step to the next, and from a
+# run to the run after the next one (`rules/replicas.py`). A feature that adds rows keeps the proof
+# if its rows are always admitted and come between two of these.
+#
+# *Slots.* Fetches of offloaded state (`rules.offload`) are such rows, between a bucket being whole
+# and its step, but one is refused while all slots are taken. `rules/offload.py` argues why a slot
+# becomes free. Forwards, backwards, sums and votes of a step need no slot, so all of the above
+# holds for them whatever the copies do.
+#
+# *Stays.* Weights that are whole for a time, gathered or brought from scratch, keep back what reads
+# them until its stay has begun. `rules/stays.py` argues why each begins, and is released: stays
+# follow one order in which the schedule has run to its end. Copies of one bucket on several stages
+# are not in that order, and keep no run back where they could get stuck
+# (`Job.ties_may_wait_in_a_circle`).
+#
+# *Stashes.* Where the device has room for fewer than a rank holds, forwards wait for copies that
+# end, and backwards for stashes that come back. `rules/stash.py` argues that neither keeps back
+# what the above says of policies.
+#
+# *Recomputation* adds a task between a forward and its backward that no policy is asked about. It
+# is refused only while others of its stage are recomputed and wait, and the first of those wants
+# nothing but its gradient, as a backward does that follows its forward.
 
 from abc import abstractmethod
 from typing import Any, NamedTuple, Protocol

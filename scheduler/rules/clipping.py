@@ -1,17 +1,16 @@
-"""A vote on the norm of all gradients, for which steps wait (gradient clipping).
+"""A vote on the norm of all gradients, for which steps wait (gradient clipping)."""
 
-    head      needs                                              then
-    --------  -------------------------------------------------  ------------------------------
-    norm s.t  every bucket of s is whole; the losses of all      a norm to stage 0 of pipe 0
-              pipes; in pipe 0 only; where there are shards, in
-              the first group
-    vote 0.t  a norm from each such stage                        a vote to every stage of every
-                                                                 pipe
-
-Pipes have the same gradient when it is whole. So one of them votes for all, and no rank can come to
-another result than the others. Where there are shards each pipe has the norms of its own ones,
-and groups have the same ones.
-"""
+#   head      needs                                              then
+#   --------  -------------------------------------------------  ------------------------------
+#   norm s.t  every bucket of s is whole; the losses of all      a norm to stage 0 of pipe 0
+#             pipes; in pipe 0 only; where there are shards, in
+#             the first group
+#   vote 0.t  a norm from each such stage                        a vote to every stage of every
+#                                                                pipe
+#
+# Pipes have the same gradient when it is whole. So one of them votes for all, and no rank can come
+# to another result than the others. Where there are shards each pipe has the norms of its own ones,
+# and groups have the same ones.
 
 from collections.abc import Iterator
 

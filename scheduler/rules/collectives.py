@@ -1,19 +1,18 @@
-"""Gradients added up by a library's collectives (NCCL, gloo), in turns.
+"""Gradients added up by a library's collectives (NCCL, gloo), in turns."""
 
-    head            needs                             then
-    --------------  --------------------------------  ------------------------------------------
-    announce s.t/b  that every copy is ready; only    a turn to each copy
-                    on the lowest rank of the group
-    collect s.t/b   its turn, and that it is the      a sum to itself; with shards that of its
-                    next one of the group             own, after a reduce-scatter
-
-A copy is *ready* when its own gradient of the step is complete; it says so to the lowest rank of
-those that hold the bucket. Nobody issues before all are ready, so none occupies a device while it
-waits for others. See `turns.py` for the order.
-
-Each copy must have a rank of its own. Buckets of which one rank holds several copies, tied weights,
-are added up by messages (`replicas.py`).
-"""
+#   head            needs                             then
+#   --------------  --------------------------------  ------------------------------------------
+#   announce s.t/b  that every copy is ready; only    a turn to each copy
+#                   on the lowest rank of the group
+#   collect s.t/b   its turn, and that it is the      a sum to itself; with shards that of its
+#                   next one of the group             own, after a reduce-scatter
+#
+# A copy is *ready* when its own gradient of the step is complete; it says so to the lowest rank of
+# those that hold the bucket. Nobody issues before all are ready, so none occupies a device while it
+# waits for others. See `turns.py` for the order.
+#
+# Each copy must have a rank of its own. Buckets of which one rank holds several copies, tied
+# weights, are added up by messages (`replicas.py`).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

@@ -1,14 +1,13 @@
-"""Forwards without gradients.
+"""Forwards without gradients."""
 
-    head   needs                                          then
-    -----  ---------------------------------------------  --------------------------
-    F s.n  activation n; on the last stage target n too   activation n to stage s+1
-    B s.n  F s.n has started; gradient n but on the       gradient n to stage s-1
-           last stage
-
-A B computes nothing, and a gradient carries nothing. They keep order, caps and bounds those of a
-training.
-"""
+#   head   needs                                          then
+#   -----  ---------------------------------------------  --------------------------
+#   F s.n  activation n; on the last stage target n too   activation n to stage s+1
+#   B s.n  F s.n has started; gradient n but on the       gradient n to stage s-1
+#          last stage
+#
+# A B computes nothing, and a gradient carries nothing. They keep order, caps and bounds those of a
+# training.
 
 from collections.abc import Iterator
 

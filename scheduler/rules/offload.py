@@ -1,30 +1,29 @@
 """State that is offloaded: a bucket's masters and moments come to the device for its step and go
-back.
+back."""
 
-    head         needs                                        then
-    -----------  -------------------------------------------  -------------------------------------
-    fetch s.t/b  bucket b is whole; the stores of step t - 1  step s.t/b may start
-                 of the stage; a free slot, which it takes
-    store s.t/b  step s.t/b                                   its slot is free when it has ended
-
-A slot is memory on the device for the state of one bucket. A rank has a few, so while one bucket
-steps, the next one comes and the last one leaves. Copies run on queues of their own, one a
-direction.
-
-No fetch waits for a slot for ever, even if there is only one. Say that bucket b of step t lacks
-nothing else. It is whole, so a backward of each pipe's last microbatch of step t has begun, and
-every stage of every pipe has done its forwards of step t. So every stage had stepped in t - 1
-before. The slots are held by two sorts of buckets:
-
-* Those that have stepped in t - 1. Their stores lack nothing, and end.
-* Those that are whole in step t. Their steps may lack losses, which come with forwards that are
-  done, and the end of a backward and the vote, behind which stand backwards, sums and norms of step
-  t. None of these needs a slot, a step of t or a store, but where weights are in scratch; see
-  `stays.py`. So they step, are stored, and end as well.
-
-The gate of the stores adds no circle: the stores of step t - 1 wait for nothing of step t. A step
-that is dropped has fetched nothing, since no bucket of it was whole.
-"""
+#   head         needs                                        then
+#   -----------  -------------------------------------------  -------------------------------------
+#   fetch s.t/b  bucket b is whole; the stores of step t - 1  step s.t/b may start
+#                of the stage; a free slot, which it takes
+#   store s.t/b  step s.t/b                                   its slot is free when it has ended
+#
+# A slot is memory on the device for the state of one bucket. A rank has a few, so while one bucket
+# steps, the next one comes and the last one leaves. Copies run on queues of their own, one a
+# direction.
+#
+# No fetch waits for a slot for ever, even if there is only one. Say that bucket b of step t lacks
+# nothing else. It is whole, so a backward of each pipe's last microbatch of step t has begun, and
+# every stage of every pipe has done its forwards of step t. So every stage had stepped in t - 1
+# before. The slots are held by two sorts of buckets:
+#
+# * Those that have stepped in t - 1. Their stores lack nothing, and end.
+# * Those that are whole in step t. Their steps may lack losses, which come with forwards that are
+#   done, and the end of a backward and the vote, behind which stand backwards, sums and norms of
+#   step t. None of these needs a slot, a step of t or a store, but where weights are in scratch;
+#   see `stays.py`. So they step, are stored, and end as well.
+#
+# The gate of the stores adds no circle: the stores of step t - 1 wait for nothing of step t. A step
+# that is dropped has fetched nothing, since no bucket of it was whole.
 
 from collections.abc import Iterator
 

@@ -1,19 +1,19 @@
-"""Forwards and backwards of a training.
+"""Forwards and backwards of a training."""
 
-    head   needs                                           then
-    -----  ----------------------------------------------  ---------------------------------------
-    F s.n  activation n; on the last stage target n too;   activation n to stage s+1; the last
-           the weights of step n // m                      stage's last of a step: a loss to every
-                                                           stage of every pipe
-    B s.n  F s.n has started, or R s.n where the stage     gradient n to stage s-1; the last of a
-           recomputes; gradient n but on the last stage    step: a part of each shared bucket to
-                                                           each of its copies
-    I s.n  as B                                            gradient n to stage s-1
-    W s.n  I s.n has started                               as B without the gradient
-
-B where the policy leaves backwards whole, I and W where it splits them. B and W may come in pieces.
-The parts of a bucket leave with the piece that completes its gradient, all others with the last.
-"""
+#   head   needs                                           then
+#   -----  ----------------------------------------------  ---------------------------------------
+#   F s.n  activation n; on the last stage target n too;   activation n to stage s+1; the last
+#          the weights of step n // m                      stage's last of a step: a loss to every
+#                                                          stage of every pipe
+#   B s.n  F s.n has started, or R s.n where the stage     gradient n to stage s-1; the last of a
+#          recomputes; gradient n but on the last stage    step: a part of each shared bucket to
+#                                                          each of its copies
+#   I s.n  as B                                            gradient n to stage s-1
+#   W s.n  I s.n has started                               as B without the gradient
+#
+# B where the policy leaves backwards whole, I and W where it splits them. B and W may come in
+# pieces. The parts of a bucket leave with the piece that completes its gradient, all others with
+# the last.
 
 from collections.abc import Iterator
 

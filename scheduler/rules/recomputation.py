@@ -1,13 +1,12 @@
-"""Forwards that run again before their backward (activation checkpointing).
+"""Forwards that run again before their backward (activation checkpointing)."""
 
-    head   needs              then
-    -----  -----------------  -------------------------------
-    R s.n  F s.n has started  nothing; B s.n or I s.n needs it
-
-No policy is asked. R fills time: it comes after forwards and backwards and before weight gradients,
-unless its backward lacks nothing else; then it takes that backward's turn. The policy says how many
-may be ahead of their backwards.
-"""
+#   head   needs              then
+#   -----  -----------------  -------------------------------
+#   R s.n  F s.n has started  nothing; B s.n or I s.n needs it
+#
+# No policy is asked. R fills time: it comes after forwards and backwards and before weight
+# gradients, unless its backward lacks nothing else; then it takes that backward's turn. The policy
+# says how many may be ahead of their backwards.
 
 from collections.abc import Iterator
 

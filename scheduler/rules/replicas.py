@@ -1,26 +1,25 @@
-"""Steps, and the sums before them where a bucket has several copies (data parallelism).
+"""Steps, and the sums before them where a bucket has several copies (data parallelism)."""
 
-    head          needs                                   then
-    ------------  --------------------------------------  -------------------------------------
-    reduce s.t/b  a part from each copy; only of          a sum to each copy; see `sharding.py`
-                  buckets that are shared, and not        for shards, and `groups.py` for sums
-                  added up by a library                   in two levels
-    step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
-                  pipes; the vote where there is one;     buckets of the stage have stepped; see
-                  its state where that is offloaded;      `sharding.py` and `stays.py` for shards
-                  the release of whole weights; none
-                  where steps are on the host
-
-Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
-is *whole* when a sum has come from each copy; where it has one copy, when the last B or W of
-the step has started. The losses give the divisor of the gradient, and say that all went well.
-
-Where a step has several reductions, backwards of a run wait for the reduction of the run before
-last. That needs parts of all copies of the stage, whose runs before last have begun. So nobody
-waits in a circle: of all runs that wait, take one of the least number. Copies of a tied bucket are
-on several stages, and the run of another stage may wait for the room that this one has for whole
-weights. Where that may be, tied buckets keep no run back.
-"""
+#   head          needs                                   then
+#   ------------  --------------------------------------  -------------------------------------
+#   reduce s.t/b  a part from each copy; only of          a sum to each copy; see `sharding.py`
+#                 buckets that are shared, and not        for shards, and `groups.py` for sums
+#                 added up by a library                   in two levels
+#   step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
+#                 pipes; the vote where there is one;     buckets of the stage have stepped; see
+#                 its state where that is offloaded;      `sharding.py` and `stays.py` for shards
+#                 the release of whole weights; none
+#                 where steps are on the host
+#
+# Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
+# is *whole* when a sum has come from each copy; where it has one copy, when the last B or W of the
+# step has started. The losses give the divisor of the gradient, and say that all went well.
+#
+# Where a step has several reductions, backwards of a run wait for the reduction of the run before
+# last. That needs parts of all copies of the stage, whose runs before last have begun. So nobody
+# waits in a circle: of all runs that wait, take one of the least number. Copies of a tied bucket
+# are on several stages, and the run of another stage may wait for the room that this one has for
+# whole weights. Where that may be, tied buckets keep no run back.
 
 from collections.abc import Callable, Iterator
 

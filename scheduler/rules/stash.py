@@ -1,34 +1,34 @@
 """Stashes that leave the device: what a backward that is far needs goes down after its forward, and
-comes back ahead of its backward.
+comes back ahead of its backward."""
 
-    head         needs                                      then
-    -----------  -----------------------------------------  ---------------------------------------
-    F s.n        as in `pipeline.py`; a lasting or a        its stash goes down if the room is a
-                 passing room, which it takes               passing one
-    offload s.n  F s.n                                      its passing room is free when it ended
-    reload s.n   offload s.n; the returning room of s, or   B s.n or I s.n may start
-                 a lasting one if its backward is near,
-                 which it takes
-    B s.n        as in `pipeline.py`; reload s.n            frees the room of its stash when it has
-    W s.n                                                   ended; W does where backwards are split
-
-Only microbatches whose stash goes down have an offload and a reload. Rooms are those of `stash.py`.
-Reloads come in the order of their backwards, as early as there is room. A rank whose policy holds
-no more than it has rooms has none of these rows.
-
-Nobody waits in a circle, under any policy that refuses no weight gradient. An offload wants nothing
-but its forward, and ends. So a passing room becomes free again, and a forward waits for no more
-than copies. A reload needs at most the returning room of its own stage. Say that nothing runs, and
-that the head s.n of the backwards lacks nothing but its reload. The room is taken by an earlier
-microbatch of s, whose backward has started, since s.n is the head, and has ended, since nothing
-runs. So only its weight gradient can be left, which is never refused and would run. An order that
-names weight gradients refuses those that come later; there each must come before the next input
-gradient of its stage (`weights_in_turn`), or `Job` refuses the order. Hence forwards and backwards
-are kept back by their policy and by each other alone, and `policies/policy.py` holds.
-
-The device has at most as many stashes as rooms: each room is taken before memory is, and freed when
-what has used it has ended.
-"""
+#   head         needs                                      then
+#   -----------  -----------------------------------------  ---------------------------------------
+#   F s.n        as in `pipeline.py`; a lasting or a        its stash goes down if the room is a
+#                passing room, which it takes               passing one
+#   offload s.n  F s.n                                      its passing room is free when it ended
+#   reload s.n   offload s.n; the returning room of s, or   B s.n or I s.n may start
+#                a lasting one if its backward is near,
+#                which it takes
+#   B s.n        as in `pipeline.py`; reload s.n            frees the room of its stash when it has
+#   W s.n                                                   ended; W does where backwards are split
+#
+# Only microbatches whose stash goes down have an offload and a reload. Rooms are those of
+# `stash.py`. Reloads come in the order of their backwards, as early as there is room. A rank whose
+# policy holds no more than it has rooms has none of these rows.
+#
+# Nobody waits in a circle, under any policy that refuses no weight gradient. An offload wants
+# nothing but its forward, and ends. So a passing room becomes free again, and a forward waits for
+# no more than copies. A reload needs at most the returning room of its own stage. Say that nothing
+# runs, and that the head s.n of the backwards lacks nothing but its reload. The room is taken by an
+# earlier microbatch of s, whose backward has started, since s.n is the head, and has ended, since
+# nothing runs. So only its weight gradient can be left, which is never refused and would run. An
+# order that names weight gradients refuses those that come later; there each must come before the
+# next input gradient of its stage (`weights_in_turn`), or `Job` refuses the order. Hence forwards
+# and backwards are kept back by their policy and by each other alone, and `policies/policy.py`
+# holds.
+#
+# The device has at most as many stashes as rooms: each room is taken before memory is, and freed
+# when what has used it has ended.
 
 from collections.abc import Iterator
 

@@ -1,56 +1,55 @@
 """Whole weights for a time. Each copy keeps a shard of them (ZeRO stage 3), and those of a stage
-are gathered for a stay; or weights are in scratch, and come for it.
+are gathered for a stay; or weights are in scratch, and come for it."""
 
-    head           needs                                         then
-    -------------  --------------------------------------------  -----------------------------------
-    bring s.v      the weights of the step of stay v are in      F, R, B and I of stay v are open,
-                   scratch; release s.v-1; a free room, which    but where there are shards
-                   it takes; the rank's stays before have begun
-    share s.v      bring s.v; where weights are not in           the own shard's weights to each
-                   scratch, what that needs, of the own shard    such copy of each bucket
-    gather s.v/b   weights from each copy of bucket b on the     F, R, B and I of stay v are open,
-                   stage s of some pipe                          once all buckets of s are whole
-    release s.v    all that stay v is for has started; see       its room is free; where weights are
-                   below where v is the step's last stay         not in scratch the steps of s, if v
-                                                                 is the step's last stay
-
-A rank has room for a few stages, and begins the next stay as soon as a room is free. All replicas
-have the same stays in the same order.
-
-Where weights are in scratch a stage's last stay of a step lasts until the stage has stepped, and
-the new weights are in scratch. So as many stages have a gradient at a time as there are rooms, even
-if state comes slowly. It does not last so long where the step waits for other stages: for the vote,
-or for a gradient of tied weights.
-
-Nobody waits in a circle. Let the tasks of a step be in the order of the steady run that the stays
-were planned with, each stay before the first task that it is for, and each release behind the last
-one. Say that the ranks of all replicas are stuck, and take the first in this order that is not
-done. What it needs comes before it. If it is a share, those before it on its rank have begun, and
-all but the last few of these have been released; if it is a gather, all copies have shared, since
-they share at the same place of that order; if it is a release, its tasks have started. If it is a
-forward or a backward its weights are whole, and the policy has admitted it there in the steady run.
-Now it may refuse it only for tasks behind it in the order that have started already, in stays that
-have begun:
-
-* A rank that has room for all its stages has one stay of each a step, and nothing is kept back that
-  the policy would admit. Linear placements are of this sort, and two pipes must be.
-* With room for one stage, tasks behind it are of the same stage and of another kind. Backwards
-  leave room for a forward, and no forward is in the way of a backward but under gpipe.
-* With room between, there are three chunks or more, so the placement is looped. `interleaved-1f1b`
-  and `interleaved-zb` admit forwards in one order, so none behind it has started, and refuse no
-  backward. `breadth-first` refuses nothing. An order from a file may let forwards run ahead, and is
-  refused.
-
-A stay that lasts until its stage has stepped adds no circle. All its backwards have begun, those of
-the last microbatches included, so every stage of its pipe has done its forwards of the step. Other
-pipes come to theirs before such a stay in the same order, so losses lack nothing. Of other copies
-the step needs gradients that come before it in the order. Weight gradients that wait need no whole
-weights, and are never refused. A bucket that holds a slot lacks nothing but these, so it steps, is
-stored, and gives the slot back.
-
-Weights may come before their room. A replica that is ahead sends those of stays that have room
-there and not yet here, so up to a room's worth of shards waits with the messages.
-"""
+#   head           needs                                         then
+#   -------------  --------------------------------------------  -----------------------------------
+#   bring s.v      the weights of the step of stay v are in      F, R, B and I of stay v are open,
+#                  scratch; release s.v-1; a free room, which    but where there are shards
+#                  it takes; the rank's stays before have begun
+#   share s.v      bring s.v; where weights are not in           the own shard's weights to each
+#                  scratch, what that needs, of the own shard    such copy of each bucket
+#   gather s.v/b   weights from each copy of bucket b on the     F, R, B and I of stay v are open,
+#                  stage s of some pipe                          once all buckets of s are whole
+#   release s.v    all that stay v is for has started; see       its room is free; where weights are
+#                  below where v is the step's last stay         not in scratch the steps of s, if v
+#                                                                is the step's last stay
+#
+# A rank has room for a few stages, and begins the next stay as soon as a room is free. All replicas
+# have the same stays in the same order.
+#
+# Where weights are in scratch a stage's last stay of a step lasts until the stage has stepped, and
+# the new weights are in scratch. So as many stages have a gradient at a time as there are rooms,
+# even if state comes slowly. It does not last so long where the step waits for other stages: for
+# the vote, or for a gradient of tied weights.
+#
+# Nobody waits in a circle. Let the tasks of a step be in the order of the steady run that the stays
+# were planned with, each stay before the first task that it is for, and each release behind the
+# last one. Say that the ranks of all replicas are stuck, and take the first in this order that is
+# not done. What it needs comes before it. If it is a share, those before it on its rank have begun,
+# and all but the last few of these have been released; if it is a gather, all copies have shared,
+# since they share at the same place of that order; if it is a release, its tasks have started. If
+# it is a forward or a backward its weights are whole, and the policy has admitted it there in the
+# steady run. Now it may refuse it only for tasks behind it in the order that have started already,
+# in stays that have begun:
+#
+# * A rank that has room for all its stages has one stay of each a step, and nothing is kept back
+#   that the policy would admit. Linear placements are of this sort, and two pipes must be.
+# * With room for one stage, tasks behind it are of the same stage and of another kind. Backwards
+#   leave room for a forward, and no forward is in the way of a backward but under gpipe.
+# * With room between, there are three chunks or more, so the placement is looped.
+#   `interleaved-1f1b` and `interleaved-zb` admit forwards in one order, so none behind it has
+#   started, and refuse no backward. `breadth-first` refuses nothing. An order from a file may let
+#   forwards run ahead, and is refused.
+#
+# A stay that lasts until its stage has stepped adds no circle. All its backwards have begun, those
+# of the last microbatches included, so every stage of its pipe has done its forwards of the step.
+# Other pipes come to theirs before such a stay in the same order, so losses lack nothing. Of other
+# copies the step needs gradients that come before it in the order. Weight gradients that wait need
+# no whole weights, and are never refused. A bucket that holds a slot lacks nothing but these, so it
+# steps, is stored, and gives the slot back.
+#
+# Weights may come before their room. A replica that is ahead sends those of stays that have room
+# there and not yet here, so up to a room's worth of shards waits with the messages.
 
 from collections.abc import Iterator
 from dataclasses import replace

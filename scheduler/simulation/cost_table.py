@@ -1,9 +1,8 @@
 """The table of costs: what each layer of a model takes, sends and keeps, what links take, and what
-the loop takes for a task. As JSON it is the file costs.json.
+the loop takes for a task. As JSON it is the file costs.json."""
 
-Measured (`axrt profile`) and fitted (`axrt profile --like RUN`) tables have one form. Simulations,
-policy "auto" and plans read it.
-"""
+# Measured (`axrt profile`) and fitted (`axrt profile --like RUN`) tables have one form.
+# Simulations, policy "auto" and plans read it.
 
 import json
 from collections import Counter

@@ -1,10 +1,9 @@
 """The cost table of a run, taken from its timeline: the durations of stages, of the loop between
-tasks, and of messages.
+tasks, and of messages."""
 
-The simulator adds the loop's cost to every task and the latency to every message, so both are
-measured as the time that is left over: the loop's where a rank had another task to run at once, a
-message's where its receiver was waiting for it.
-"""
+# The simulator adds the loop's cost to every task and the latency to every message, so both are
+# measured as the time that is left over: the loop's where a rank had another task to run at once, a
+# message's where its receiver was waiting for it.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence

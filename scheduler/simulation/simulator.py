@@ -1,11 +1,10 @@
-"""The simulator: discrete events that drive the very brains and policies that the runtime runs.
+"""The simulator: discrete events that drive the very brains and policies that the runtime runs."""
 
-A rank runs one task of a queue at a time, so its copies of offloaded state share the bandwidth of
-their direction one after the other. Everything that happens at one instant is delivered
-before any rank picks. A message with a tensor waits for those before it on the same edge, takes its
-size over the bandwidth, and then, like any message, the latency. Jitter and hiccups are drawn for
-each stage and kind in the order of microbatches, so that every policy meets the same durations.
-"""
+# A rank runs one task of a queue at a time, so its copies of offloaded state share the bandwidth of
+# their direction one after the other. Everything that happens at one instant is delivered before
+# any rank picks. A message with a tensor waits for those before it on the same edge, takes its size
+# over the bandwidth, and then, like any message, the latency. Jitter and hiccups are drawn for each
+# stage and kind in the order of microbatches, so that every policy meets the same durations.
 
 import heapq
 from collections import defaultdict
