@@ -201,7 +201,7 @@ class Lane:
         Returns:
             False if more pieces of the task are to come.
         """
-        if kind.in_pieces:
+        if kind.may_be_piece:
             self.part[kind] = self.part[kind] + 1 if more else 0
             if more:
                 return False

@@ -46,11 +46,14 @@ class RankView:
     def in_flight_of(self, stage: int) -> int:
         """Number of microbatches in flight on one stage of this rank."""
         back = Kind.INPUT if self.job.splits else Kind.BACKWARD
-        return self.started(Kind.FORWARD, stage) - self.started(back, stage)
+        under_way = self._lanes[stage].part[Kind.FORWARD] > 0  # in pieces
+        return self.started(Kind.FORWARD, stage) + under_way - self.started(back, stage)
 
     def forwards_left(self, task: Task) -> bool:
         """Some forwards of the task's step have not started on the task's stage."""
-        started = self._lanes[task.stage].count[Kind.FORWARD]
+        lane = self._lanes[task.stage]
+        under_way = lane.part[Kind.FORWARD] > 0  # in pieces
+        started = lane.count[Kind.FORWARD] + under_way * self.placement.pipes
         if self.end is not None and started >= self.end:
             return False
         step = task.microbatch // self.microbatches

@@ -62,7 +62,9 @@ class Refusals:
             raise IllegalMove(
                 f"{task} cannot start: no {row.takes.value} is free; {self.story(stage)}"
             )
-        if row.stash is not None and not self._resources.admits_stash(row.stash, stage):
+        is_begun = part > 0 and row.held > 0  # its first piece has taken the place
+        admits = is_begun or row.stash is None or self._resources.admits_stash(row.stash, stage)
+        if not admits:
             raise IllegalMove(
                 f"{task} cannot start: no room on the device is free; {self.story(stage)}"
             )

@@ -176,7 +176,10 @@ class RankState(RankView):
         return read
 
     def _admits(self, row: Row, head: Task) -> bool:
-        """The head of a row has room to run now, and the policy lets it, where it is asked."""
+        """The head of a row has room to run now, and the policy lets it, where it is asked. Of a
+        forward in pieces the first alone asks: its memory is taken for all of them."""
+        if head.part and row.held > 0:
+            return True
         if row.level and not self.policy.admits(head, self):
             return False
         return row.admitted is always or row.admitted(head, self)
@@ -246,6 +249,9 @@ class RankState(RankView):
                 if head is None or head.microbatch != number or head.part != parts[kind]:
                     head = entry.head()
                 # `_admits`, without a call
+                if head.part and row.held > 0:
+                    ready.append((row, head))
+                    continue
                 may_run = not row.level or policy.admits(head, self)
                 if may_run and (row.admitted is always or row.admitted(head, self)):
                     ready.append((row, head))
@@ -368,11 +374,13 @@ class RankState(RankView):
         if self.memo:
             self.memo.clear()
         whole = entry.lane.start(kind, more)
-        if whole:
+        # Memory counts from the first piece that takes it to the last one that needs it.
+        counts = task.part == 0 if row.held > 0 else whole
+        if counts:
             self.in_flight += row.in_flight
             self.held += row.held
         if entry.takes_places:
-            self._resources.take(row, whole, task)
+            self._resources.take(row, counts, task)
             if whole and row.opens:
                 self._open(row, task.stage)
         # Of a kind that does not count microbatches every task ends something.

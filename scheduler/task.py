@@ -30,6 +30,7 @@ class Part(Enum):
     NONE = "nothing"
     BUCKET = "the bucket of the stage"
     PIECE = "the piece of the work; other work may run between two pieces"
+    KNOWN_PIECE = "the same, where the number of pieces is known before the first one runs"
 
 
 class Place(Enum):
@@ -79,12 +80,13 @@ class AnyKind(Vocabulary):
         self.of_a_microbatch = counts is Counts.MICROBATCHES
         self.of_a_bucket = part is Part.BUCKET
         self.in_pieces = part is Part.PIECE
+        self.may_be_piece = self.in_pieces or part is Part.KNOWN_PIECE
 
 
 class Kind(AnyKind):
     """The kinds of work. `rules` say what each kind needs and what follows from it."""
 
-    FORWARD = "F", "forward", Counts.MICROBATCHES
+    FORWARD = "F", "forward", Counts.MICROBATCHES, Part.KNOWN_PIECE
     RECOMPUTE = "R", "recomputed forward", Counts.MICROBATCHES  # where only its input was kept
     BACKWARD = "B", "backward", Counts.MICROBATCHES, Part.PIECE  # whole; or in two:
     INPUT = "I", "input gradient", Counts.MICROBATCHES  # the stage before waits for it
@@ -127,7 +129,7 @@ class Task(NamedTuple):
         microbatch: running number over all steps, from 0, of what `kind.counts` says: a microbatch,
             a step, a reduction or a stay.
         part: index of the bucket on the stage, for work on a bucket; index of the piece, for a
-            whole backward or a weight gradient in pieces; else 0.
+            forward, a whole backward or a weight gradient in pieces; else 0.
     """
 
     kind: AnyKind

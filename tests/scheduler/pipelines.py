@@ -65,6 +65,7 @@ class Pipeline:
         room: stages whose weights a rank may have whole at a time, where there are shards or
             weights are in scratch; 0: any.
         brings: weights are in scratch, where there are slots and a room.
+        forward_pieces: pieces that each forward comes in.
         spare: rooms on the device for stashes, above the least that a rank can do with; None: for
             all that the policy holds.
     """
@@ -96,8 +97,9 @@ class Pipeline:
         first_step: int = 0,
         host_rooms: int = 0,
         brings: bool = False,
+        forward_pieces: int = 1,
     ) -> None:
-        self.leaves = leaves
+        self.leaves, self._forward_pieces = leaves, forward_pieces
         self.placement = placement or placement_for(policy, ranks, microbatches)
         self.end = evaluate if end is None else end
         trains = evaluate is None
@@ -196,7 +198,7 @@ class Pipeline:
 
     def _count(self, place: int, task: Task, more: bool) -> None:
         # Counted here, not asked of the state that is tested.
-        forward = task.kind is Kind.FORWARD
+        forward = task.kind is Kind.FORWARD and task.part == 0
         back = task.kind is Kind.INPUT or (task.kind is Kind.BACKWARD and not more)
         last = task.kind in (Kind.BACKWARD, Kind.WEIGHT) and not more
         now = self.now[place] = Bounds(
@@ -211,7 +213,10 @@ class Pipeline:
         )
 
     def pieces_of(self, task: Task) -> int:
-        """Three of a weight gradient; one a bucket of a whole backward after which they leave."""
+        """Three of a weight gradient; one a bucket of a whole backward after which they leave; as
+        many of a forward as were asked for."""
+        if task.kind is Kind.FORWARD:
+            return self._forward_pieces
         if task.kind is Kind.BACKWARD and self.leaves and self.job.ends_a_run(task.microbatch):
             return len(self.buckets[task.stage])
         return PIECES if task.kind is Kind.WEIGHT else 1
@@ -423,7 +428,7 @@ class StashWatch:
 
     def finished(self, task: Task, more: bool) -> None:
         which = task.stage, task.microbatch
-        if task.kind is Kind.FORWARD:
+        if task.kind is Kind.FORWARD and not more:
             self._made.add(which)
         if task.kind is Kind.OFFLOAD:
             self.on_device.remove(which)

@@ -196,7 +196,7 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             everything |= gathers_of(state.job, stage, len(pipeline.buckets[stage]), steps)
             every_task = {Task(kind, stage, n, part) for kind, part in kinds for n in numbers}
             for task in list(every_task):
-                if task.kind is Kind.BACKWARD:
+                if task.kind in (Kind.FORWARD, Kind.BACKWARD):
                     pieces = range(pipeline.pieces_of(task))
                     every_task |= {task._replace(part=piece) for piece in pieces}
             everything |= every_task
@@ -328,6 +328,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         reductions=1 + seed % 4,
         room=seed % 11 % 4,
         spare=spare,
+        forward_pieces=1 + seed % 13 % 3,
     )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [
