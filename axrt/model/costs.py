@@ -71,7 +71,7 @@ def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerC
             )
         )
         input_s, _ = _timed(lambda: stage.input_gradient(number, wanted), device)  # noqa: B023
-        waiting, pieces = stage.waiting_bytes(number), stage.weight_pieces(number)
+        waiting, pieces = stage.deferral.waiting_bytes(number), stage.deferral.pieces(number)
         weight_s, _ = _timed(lambda: _all_pieces(stage, number), device)  # noqa: B023
         seconds.append([forward_s, input_s, weight_s])
     forward, back, weight = zip(*seconds[1:], strict=True)
@@ -86,8 +86,8 @@ def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerC
 
 
 def _all_pieces(stage: Stage, number: int) -> None:
-    while stage.weight_pieces(number):
-        stage.weight_gradient(number)
+    while stage.deferral.pieces(number):
+        stage.deferral.run_piece(number)
 
 
 def _timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:

@@ -1,7 +1,7 @@
 """Runs the layers of a stage, and the loss: each with its own random numbers, in the types that
 they compute in. An error says which layer raised it, and what that was given."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from axrt.errors import ModelError, OutputTypeError
 from axrt.scheduler.job import Job
 
 from .compiler import Compiler
+from .in_pieces import InPieces
 from .module import LossFunction
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
 from .seeds import BorrowedGenerator
@@ -97,6 +98,40 @@ class LayerRuns:
             error.add_note(f"in layer {place} ({name}), which was given {_described(value)}")
             raise
         return value
+
+    def run_by_piece(
+        self, number: int, value: Any, first: int, end: int
+    ) -> Generator[None, None, Any]:
+        """The same, with a pause between two pieces of a layer that has several. Tasks of other
+        microbatches may run meanwhile."""
+        for place in range(first, end):
+            layer = self._layers[place]
+            if isinstance(layer, InPieces):
+                value = yield from self._layer_by_piece(number, value, place, layer)
+            else:
+                value = self.run(number, value, place, place + 1)
+        return value
+
+    def _layer_by_piece(
+        self, number: int, value: Any, place: int, layer: InPieces
+    ) -> Generator[None, None, Any]:
+        step, microbatch = self._where(number)
+        self._generator.before_layer(step, microbatch, self._first_layer + place)
+        if self._types.weights and not self._kept[place]:
+            value = in_type(value, self._types.weights)
+        for at, piece in enumerate(layer.pieces):
+            if at:
+                drawn = self._generator.states()  # others seed it meanwhile
+                yield
+                self._generator.go_on_from(drawn)
+            try:
+                with self._computing():
+                    value = piece(value)
+            except Exception as error:
+                where = f"in piece {at} of layer {self._first_layer + place}"
+                error.add_note(f"{where}, which was given {_described(value)}")
+                raise
+        return value if self._between is None else in_type(value, self._between)
 
     def loss(self, outputs: Any, target: Any) -> tuple[Tensor, Tensor | float | None]:
         """The loss, (mean, None) or (sum, weight), as the loss function gave it.

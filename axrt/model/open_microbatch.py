@@ -2,7 +2,7 @@
 
 # A microbatch is open between its tasks, and between two pieces of one:
 #
-#     forward             segments are added, one for each piece
+#     forward             segments are added; in pieces, `going_on` is what is left of it
 #     (recompute)         the segments of layers that run again come before them
 #     backward, in pieces segments are taken from the end; `gradients` pass from one to the next
 #
@@ -10,6 +10,7 @@
 # of tasks of other microbatches may run between two pieces. What would break it: a layer that hands
 # a tensor to another one aside from its output, which `are_apart` finds in the first microbatch.
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ class OpenMicrobatch:
     given: tuple[Any, Any, list[dict[str, Tensor]]] | None = None
     # gradients of the last segment's outputs, once a backward in pieces has begun
     gradients: Gradients = ()
+    # the rest of a forward in pieces, between two of them
+    going_on: Generator[None, None, Any] | None = None
     # what autograd has saved of it, where that may leave the device
     saved: SavedTensors | None = None
 

@@ -75,11 +75,11 @@ class BorrowedGenerator:
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """Context in which tasks run; afterwards the user's state is back."""
-        self._users = self._states()
+        self._users = self.states()
         try:
             yield
         finally:
-            self._set(self._users)
+            self.go_on_from(self._users)
             self._users = None
 
     def lent_back(self, draw: Callable[[], T]) -> T:
@@ -92,15 +92,17 @@ class BorrowedGenerator:
         """
         if self._users is None:
             return draw()
-        self._set(self._users)
+        self.go_on_from(self._users)
         try:
             return draw()
         finally:
-            self._users = self._states()
+            self._users = self.states()
 
-    def _states(self) -> list[torch.Tensor]:
+    def states(self) -> list[torch.Tensor]:
+        """How far the generators have come, for `go_on_from`."""
         return [generator.get_state() for generator in self._generators]
 
-    def _set(self, states: list[torch.Tensor]) -> None:
+    def go_on_from(self, states: list[torch.Tensor]) -> None:
+        """Let the generators draw what they would have drawn then."""
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)

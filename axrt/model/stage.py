@@ -17,8 +17,8 @@ come later, piece by piece (see `deferral.py`)."""
 # of its own.
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,7 @@ from axrt.transport.payload import copied, flatten, unflatten
 
 from .buffers import Remembered, buffers_in_place_of, recall, remembered_buffers
 from .deferral import Deferral
+from .in_pieces import InPieces
 from .inlet import Gradients, Inflow, Inlet
 from .layer_runs import LayerRuns, RunSettings
 from .left import check_nothing_left
@@ -62,6 +63,8 @@ class Stage:
         first_layer: index of the first layer in the model.
         loss: loss function on the last stage, as the user has given it; None elsewhere.
         device: device that they compute on.
+        deferral: weight gradients that wait.
+        forward_pieces: pieces that a forward comes in, one more than the pauses in it.
     """
 
     def __init__(
@@ -88,9 +91,14 @@ class Stage:
         self.device = settings.generator.device
         self._parameters = [parameter for _, parameter in self.named_parameters()]
         self._weights_leave = settings.job.stays is not None
-        self._deferral = Deferral(
+        self.deferral = Deferral(
             self._parameters if settings.splits else (),
             (lambda: self._own_memory) if self._weights_leave else None,
+        )
+        in_pieces = [] if settings.compiler else [of for of in ready if isinstance(of, InPieces)]
+        again = set(map(id, ready[:recomputed]))  # run whole
+        self.forward_pieces = 1 + sum(
+            len(layer.pieces) - 1 for layer in in_pieces if id(layer) not in again
         )
         self._cuts: tuple[int, ...] = ()
         self._may_be_cut = False  # known when a microbatch has run in pieces
@@ -145,6 +153,45 @@ class Stage:
             self._look(microbatch.segments, self.recomputed, len(self._runs))
         return out
 
+    def forward_piece(self, number: int, given: tuple[Any, Any] | None) -> Any:
+        """Run the next piece of the forward of a microbatch, where it comes in several.
+
+        Args:
+            given: inputs and target, see `forward`, for the first piece; None for the others.
+        Returns:
+            The result of `forward` from the last piece; None from others.
+        """
+        if given is not None:
+            microbatch = self._open[number] = OpenMicrobatch()
+            if self._offloads:
+                microbatch.saved = SavedTensors(self.device, self._is_own)
+            microbatch.going_on = self._forward_by_piece(microbatch, number, *given)
+        microbatch = self._open[number]
+        assert microbatch.going_on is not None
+        try:
+            with microbatch.saved.saving() if microbatch.saved else nullcontext():
+                next(microbatch.going_on)
+        except StopIteration as end:
+            microbatch.going_on = None
+            if self._looks:
+                self._look(microbatch.segments, self.recomputed, len(self._runs))
+            return end.value
+        return None
+
+    def _forward_by_piece(
+        self, microbatch: OpenMicrobatch, number: int, inputs: Any, target: Any
+    ) -> Generator[None, None, Any]:
+        """A forward with its pauses; its graph is one, whichever buckets there are."""
+        whole = len(self._runs)
+        if self.recomputed:
+            inputs = self._forget(microbatch, number, inputs, target)
+        inflow = Inflow()
+        value = self._inlet.through(inputs, inflow)
+        value = yield from self._runs.run_by_piece(number, value, self.recomputed, whole)
+        out, edges, of_loss = self._ended(number, value, target, whole)
+        microbatch.segments = [Segment(self.recomputed, inflow, edges, of_loss)]
+        return out
+
     def _look(self, segments: Sequence[Segment], first: int, end: int) -> None:
         """Look for losses that layers have left on themselves, once."""
         roots = [root for segment in segments for root in segment.roots]
@@ -159,14 +206,7 @@ class Stage:
     ) -> Any:
         whole = len(self._runs)
         if self.recomputed:
-            buffers = [
-                {name: buffer.clone() for name, buffer in layer.named_buffers()}
-                for layer in self._recomputed_layers
-            ]
-            runs_loss = self.recomputed == whole and self._runs.has_loss
-            # Copied: layers and losses may work in place.
-            microbatch.given = copied(inputs), copied(target) if runs_loss else target, buffers
-            inputs = self._forgetting(number, inputs)
+            inputs = self._forget(microbatch, number, inputs, target)
             if self.recomputed == whole:
                 return self._ended(number, inputs, target, whole)[0]
         if in_pieces and self._cuts and not self._may_be_cut:
@@ -232,25 +272,8 @@ class Stage:
         Layers that do not defer do all of their work here. Arguments and result are those of
         `backward`.
         """
-        with self._deferral.collecting(number):
+        with self.deferral.collecting(number):
             return self.backward(number, gradients)
-
-    def weight_pieces(self, number: int) -> int:
-        """Number of weight gradients of microbatch `number` that wait."""
-        return self._deferral.pieces(number)
-
-    def waiting_bytes(self, number: int) -> int:
-        """Bytes of memory that waiting products of microbatch `number` read."""
-        return self._deferral.waiting_bytes(number)
-
-    def waiting_parameters(self, number: int) -> list[nn.Parameter]:
-        """The parameters whose gradients of microbatch `number` wait, the next one first."""
-        return self._deferral.parameters(number)
-
-    def weight_gradient(self, number: int) -> None:
-        """Compute the next waiting weight gradient of microbatch `number`, if there is one, and add
-        it to its parameter's `.grad`."""
-        self._deferral.run_piece(number)
 
     @torch.no_grad()
     def evaluate(self, number: int, inputs: Any, target: Any) -> Any:
@@ -281,7 +304,7 @@ class Stage:
 
     def release(self) -> None:
         """Give the layers back as they were, with the weights that they have now."""
-        self._deferral.release()
+        self.deferral.release()
         for layer in self.layers.values():
             without_deferral(layer)
 
@@ -289,7 +312,7 @@ class Stage:
         """Forget every microbatch under way and what it has added to gradients: `.grad` becomes
         None."""
         self._open.clear()
-        self._deferral.drop()
+        self.deferral.drop()
         self.__dict__.pop("_own_memory", None)  # weights may go on in other memory
         for parameter in self._parameters:
             parameter.grad = None
@@ -374,9 +397,17 @@ class Stage:
     def _recomputed_layers(self) -> list[nn.Module]:
         return list(self.layers.values())[: self.recomputed]
 
-    def _forgetting(self, number: int, value: Any) -> Any:
-        """Run the layers that will run again: each one's graph is dropped when the next one has its
-        input."""
+    def _forget(self, microbatch: OpenMicrobatch, number: int, inputs: Any, target: Any) -> Any:
+        """Run the layers that will run again, and keep what they need for that: each one's graph is
+        dropped when the next one has its input."""
+        buffers = [
+            {name: buffer.clone() for name, buffer in layer.named_buffers()}
+            for layer in self._recomputed_layers
+        ]
+        runs_loss = self.recomputed == len(self._runs) and self._runs.has_loss
+        # Copied: layers and losses may work in place.
+        microbatch.given = copied(inputs), copied(target) if runs_loss else target, buffers
+        value = inputs
         for place in range(self.recomputed):
             with suppress(TypeError):  # what cannot travel stays in the graph until something does
                 value = self._inlet.through(value, Inflow())

@@ -68,7 +68,7 @@ class TaskRunner:
         state, workers, activity = session.state, session.workers, self._activity
         if activity.waits:
             self._waiting.go_on()
-        if task.kind.in_pieces:
+        if task.kind in workers.in_pieces:
             here = state.start(task, *workers.piece_of[task.kind](task))
         else:
             here = state.start(task)
@@ -84,8 +84,11 @@ class TaskRunner:
 
     def _start(self, session: Session, task: Task, runs: Compute) -> None:
         """Start a task on a queue where it ends later."""
-        state, activity = session.state, self._activity
-        here = state.start(task, None)
+        state, workers, activity = session.state, session.workers, self._activity
+        if task.kind in workers.in_known_pieces:
+            here = state.start(task, *workers.piece_of[task.kind](task))
+        else:
+            here = state.start(task, None)
         if activity.waits:
             self._waiting.go_on()  # a task may take long, or never end
         for tell in self._audience.started:

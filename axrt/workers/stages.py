@@ -1,6 +1,7 @@
 """Runs forwards and backwards on the stages of a rank."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from axrt.model.stage import Stage
 from axrt.scheduler.job import Job
@@ -47,6 +48,11 @@ class StageWorker(Worker):
             Kind.WEIGHT: self._weight,
         }
 
+    @property
+    def in_known_pieces(self) -> Collection[AnyKind]:
+        has_pieces = any(stage.forward_pieces > 1 for stage in self._stages.values())
+        return (Kind.FORWARD,) if has_pieces else ()
+
     def run(self, task: Task) -> Made:
         return self._acts[task.kind](task)
 
@@ -54,6 +60,8 @@ class StageWorker(Worker):
         return self._acts[kind]
 
     def piece_of(self, task: Task) -> Piece:
+        if task.kind is Kind.FORWARD:
+            return Piece(task.part + 1 < self._stages[task.stage].forward_pieces)
         is_weight = task.kind is Kind.WEIGHT
         if not is_weight and task.stage not in self._gradients.leaving_in_parts:
             return WHOLE  # nearly every backward
@@ -64,8 +72,8 @@ class StageWorker(Worker):
         if number is None:
             return WHOLE
         if is_weight:
-            more = stage.weight_pieces(number) > 1
-            waiting = stage.waiting_parameters(number)[1:] if in_parts and more else []
+            more = stage.deferral.pieces(number) > 1
+            waiting = stage.deferral.parameters(number)[1:] if in_parts and more else []
             return Piece(
                 more, self._gradients.complete_without(task.stage, waiting) if waiting else ()
             )
@@ -80,7 +88,8 @@ class StageWorker(Worker):
 
     def complete(self, task: Task, made: Made) -> Made:
         """Read the loss of a forward; see `ends`."""
-        if task.stage != self._last:
+        is_piece = task.part + 1 < self._stages[task.stage].forward_pieces
+        if task.stage != self._last or is_piece:
             return made
         number = self._slots.number_of(task)
         if number is not None:
@@ -104,8 +113,20 @@ class StageWorker(Worker):
         is_stage = task.stage in self._gradients.leaving_in_parts
         return is_stage and self._marks.ends_run[task.microbatch % self._a_step]
 
-    def _forward(self, task: Task) -> Made:
+    def _forward_piece(self, task: Task) -> Made:
+        """A piece of a forward behind the first one."""
         _, stage, slot, _ = task
+        number = self._slots.number_of(task)
+        piece = self.piece_of(task)
+        if number is None:  # an empty slot
+            return nothing if piece.more else lambda message: self._slots.pack(stage, slot, None)
+        outputs = self._stages[stage].forward_piece(number, None)
+        return nothing if piece.more else self._sent(stage, slot, number, outputs)
+
+    def _forward(self, task: Task) -> Made:
+        _, stage, slot, part = task
+        if part:
+            return self._forward_piece(task)
         inputs = self._mail.take(Meaning.ACTIVATION, stage, slot)
         target = self._mail.take(Meaning.TARGET, stage, slot) if stage == self._last else None
         if self._may_skip and self._job.begins_a_step(slot):
@@ -115,11 +136,19 @@ class StageWorker(Worker):
             inputs = self._slots.unpack(stage, slot, inputs)
             target = self._slots.unpack(stage, slot, target) if stage == self._last else None
             number = self._slots.number_of(task)
+        if self._stages[stage].forward_pieces > 1:
+            if number is not None:
+                self._stages[stage].forward_piece(number, (inputs, target))
+            return nothing
         if number is None:
             return lambda message: self._slots.pack(stage, slot, None)
         may_be = not self._splits and stage in self._gradients.leaving_in_parts
         in_pieces = may_be and self._leaves_in_parts(task)
         outputs = self._stages[stage].forward(number, inputs, target, in_pieces)
+        return self._sent(stage, slot, number, outputs)
+
+    def _sent(self, stage: int, slot: int, number: int, outputs: Any) -> Made:
+        """What leaves a stage when a forward has ended."""
         if stage == self._last:
             self._losses.start(number, *outputs)
         if self._shares:
@@ -162,7 +191,7 @@ class StageWorker(Worker):
         piece = self.piece_of(task)
         number = self._slots.number_of(task) if self._shares else task.microbatch
         if number is not None:
-            self._stages[task.stage].weight_gradient(number)
+            self._stages[task.stage].deferral.run_piece(number)
         self._end(task, piece)
         return self._gradients.part
 

@@ -2,7 +2,7 @@
 
 # Facts are the brain's. Workers know the payloads of messages, and nothing of when anything runs.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -56,6 +56,11 @@ class Worker(Protocol):
         """The place of a task that is about to run among the pieces of its work."""
         return WHOLE
 
+    @property
+    def in_known_pieces(self) -> Collection[AnyKind]:
+        """Kinds whose tasks come in pieces, of which `piece_of` knows before the first has run."""
+        return ()
+
     def ends(self, kind: AnyKind) -> bool:
         """`complete` does something for tasks of a kind."""
         return type(self).complete is not Worker.complete
@@ -104,6 +109,8 @@ class Workers:
     Attributes:
         piece_of: function that gives the place of a task that is about to run among the pieces of
             its work, by kind.
+        in_known_pieces: kinds whose tasks come in pieces, as is known before the first has run.
+        in_pieces: these, and those of which it may be known then.
         told_of_posts: kinds whose worker is told when all that follows from a task has left.
     """
 
@@ -117,6 +124,9 @@ class Workers:
         self._worker_of = {kind: worker for worker in workers for kind in worker.kinds}
         self._act_of = {kind: worker.act_of(kind) for kind, worker in self._worker_of.items()}
         self.piece_of = {kind: worker.piece_of for kind, worker in self._worker_of.items()}
+        self.in_known_pieces = {kind for worker in workers for kind in worker.in_known_pieces}
+        may_be = {kind for kind in self._worker_of if kind.in_pieces}
+        self.in_pieces = may_be | self.in_known_pieces
         self._ended = {kind for kind, worker in self._worker_of.items() if worker.ends(kind)}
         self.told_of_posts = {
             kind

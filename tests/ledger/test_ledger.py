@@ -625,7 +625,7 @@ def test_weight_gradients_that_wait_read_more_than_graphs_keep() -> None:
 
         def finished(self, task: Task, began_s: float, ended_s: float) -> None:
             if task.kind is Kind.INPUT:
-                self.most = engine._model.stages[0].waiting_bytes(task.microbatch)
+                self.most = engine._model.stages[0].deferral.waiting_bytes(task.microbatch)
 
     watch, alone = Waiting(), LocalWorld(1).alone()
     with axrt.initialize(model, adamw, None, config, transport=alone, observers=[watch]) as engine:

@@ -48,10 +48,10 @@ def pieces_and_gradients(
         out = stage.forward(number, value.requires_grad_(value.is_floating_point()), None)
         backward = stage.input_gradient if splits else stage.backward
         caught += backward(number, (torch.randn_like(out, dtype=out.dtype),))
-        pieces.append(stage.weight_pieces(number))
+        pieces.append(stage.deferral.pieces(number))
     for number in range(MICROBATCHES):
-        while stage.weight_pieces(number):
-            stage.weight_gradient(number)
+        while stage.deferral.pieces(number):
+            stage.deferral.run_piece(number)
     return pieces, caught + [parameter.grad for parameter in stage.layers.parameters()]
 
 
@@ -375,8 +375,8 @@ def test_what_a_closure_returns_stays_whoevers_it_was() -> None:
         stage.forward(number, torch.zeros(4, 6, requires_grad=True), None)
     (sent,) = stage.input_gradient(0, (torch.ones(4, 6),))
     stage.input_gradient(1, (torch.ones(4, 6),))
-    stage.weight_gradient(0)
-    stage.weight_gradient(1)
+    stage.deferral.run_piece(0)
+    stage.deferral.run_piece(1)
     assert torch.equal(sent, torch.ones(4, 6))  # type: ignore[arg-type]
     assert torch.equal(layer.by.grad, torch.full((4, 6), 2.0))  # type: ignore[arg-type]
 
@@ -386,7 +386,7 @@ def test_a_gradient_of_another_shape_is_refused() -> None:
     stage.forward(0, torch.zeros(4, 6, requires_grad=True), None)
     stage.input_gradient(0, (torch.ones(4, 6),))
     with pytest.raises(ValueError, match=r"shape \(1, 6\); expected that of its parameter, \(6,\)"):
-        stage.weight_gradient(0)
+        stage.deferral.run_piece(0)
 
 
 def test_a_linear_layer_under_a_whole_backward_stays_as_it_is() -> None:
@@ -402,9 +402,9 @@ def test_a_dropped_stage_forgets_what_waited() -> None:
     stage = stage_of(nn.Linear(3, 3))
     stage.forward(0, torch.ones(2, 3, requires_grad=True), None)
     stage.input_gradient(0, (torch.ones(2, 3),))
-    assert stage.weight_pieces(0) == 1
+    assert stage.deferral.pieces(0) == 1
     stage.drop()
-    assert stage.weight_pieces(0) == 0
+    assert stage.deferral.pieces(0) == 0
 
 
 class Both(nn.Module):
@@ -440,7 +440,7 @@ def gradients_of_two_stages(splits: bool) -> list[Tensor | None]:
     for number in range(2):
         its(number, back(number, (torch.randn(1, 4, 6),)))
     for number in range(2 * splits):
-        second.weight_gradient(number)
+        second.deferral.run_piece(number)
     return [parameter.grad for stage in stages for parameter in stage.layers.parameters()]
 
 
@@ -487,7 +487,7 @@ def test_what_is_changed_before_its_product_has_run_is_noticed() -> None:
             r"of shape \(2, 3\), or its output's gradient was changed in place after the backward"
         ),
     ):
-        stage.weight_gradient(0)
+        stage.deferral.run_piece(0)
 
 
 class _Nothing(torch.autograd.Function):
@@ -599,7 +599,7 @@ def test_parameters_can_be_saved_and_a_second_stage_of_the_same_modules_defers(
     again = stage_of(layer)
     again.forward(0, torch.ones(2, 3, requires_grad=True), None)
     again.input_gradient(0, (torch.ones(2, 3),))
-    assert again.weight_pieces(0) == 1
+    assert again.deferral.pieces(0) == 1
 
 
 def test_a_stage_is_freed_when_nobody_refers_to_it() -> None:
@@ -607,7 +607,7 @@ def test_a_stage_is_freed_when_nobody_refers_to_it() -> None:
         stage = stage_of(nn.Linear(3, 3))
         stage.forward(0, torch.ones(2, 3, requires_grad=True), None)
         stage.input_gradient(0, (torch.ones(2, 3),))
-        stage.weight_gradient(0)
+        stage.deferral.run_piece(0)
         return weakref.ref(next(stage.layers.parameters()))
 
     gc.disable()

@@ -314,6 +314,25 @@ def test_work_that_may_come_in_pieces_has_no_head_until_it_was_told() -> None:
     assert (str(state.pick()), state.held) == ("W1.1", 1)
 
 
+def test_a_backward_runs_between_two_pieces_of_a_forward_which_counts_from_the_first() -> None:
+    state = state_of(rank=1, policy="merak")
+    for number in range(2):
+        state.deliver(activation(1, number))
+    run(state, "F1.0")
+    first, second = Task.parse("F1.1"), Task.parse("F1.1/1")
+    with pytest.raises(IllegalMove, match=r"F1.1/1 cannot start: piece 0 is next"):
+        state.start(second)
+    assert state.start(first, more=True) == []
+    assert state.finish(first) == [], "no activation leaves before the last piece has ended"
+    assert (state.pick(), state.held, state.in_flight_of(1)) == (second, 2, 2)
+    state.deliver(gradient(1, 0))
+    assert str(state.pick()) == "B1.0"
+    run(state, "B1.0")
+    assert (state.pick(), state.held) == (second, 1)
+    assert run(state, "F1.1/1") == [activation(2, 1)]
+    assert (state.held, state.in_flight) == (1, 1)
+
+
 def test_a_weight_gradient_stays_the_head_until_its_last_piece_and_others_run_in_between() -> None:
     state = state_of(rank=1, policy="zb-h1")
     for number in range(2):
