@@ -8,7 +8,7 @@ message keeps nothing else back follows from the loop.
     python examples/loop_in_200_lines.py                 two ranks as threads of this process
     mpirun -n 2 python examples/loop_in_200_lines.py     two ranks as processes under MPI
 
-The loop of axrt is axrt/loop.py, and its rules are in scheduler/rules/.
+The loop of axrt is axrt/runtime/loop.py, and its rules are in scheduler/rules/.
 """
 
 import heapq

@@ -22,6 +22,9 @@ _WHOLE_WEIGHTS = (Gate.FORWARDS, Gate.RECOMPUTES, Gate.BACKWARDS)  # where they 
 _ON_HOST = (Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)  # a step on the host, and the ways there
 
 
+Admits = Callable[[Row, Task], bool]
+
+
 class Coordinates(NamedTuple):
     """The replica of a rank, and its index within the pipeline."""
 
@@ -52,7 +55,6 @@ class Diagnosis:
 
     Args:
         groups: places of the ranks of the group of each bucket here, by stage and bucket.
-        admits: function that says whether the policy, and the device's memory, let a head run.
     """
 
     def __init__(
@@ -63,27 +65,27 @@ class Diagnosis:
         running: Running,
         resources: Resources,
         groups: Mapping[Which, tuple[tuple[int, int], ...]],
-        admits: Callable[[Row, Task], bool],
     ) -> None:
         self._job, self._me, self._table = job, me, table
         self._running, self._resources = running, resources
-        self._groups, self._admits = groups, admits
+        self._groups = groups
 
-    def waiting_for(self, wanted: int) -> list[Lack]:
+    def waiting_for(self, wanted: int, admits: Admits) -> list[Lack]:
         """For every head that was asked for and may not run now: what it lacks, and which rank owes
         it.
 
         Args:
             wanted: number of microbatches that were asked for, and exist.
+            admits: function that says whether the policy, and the device's memory, let a head run.
         """
         lacks: list[Lack] = []
         for entry in self._table.entries:
             head = entry.head()
             if self._job.first_for(*head[:3]) < wanted:
-                lacks += self._lacks_of(entry, head)
+                lacks += self._lacks_of(entry, head, admits)
         return lacks + [lack for task in self._running.tasks for lack in self._others_in(task)]
 
-    def _lacks_of(self, entry: Entry, head: Task) -> list[Lack]:
+    def _lacks_of(self, entry: Entry, head: Task, admits: Admits) -> list[Lack]:
         missing = [
             Lack(head, counter.value, self._owner(lane, counter))
             for lane, counter in entry.lane.missing(head.kind)
@@ -91,7 +93,7 @@ class Diagnosis:
         if missing:
             return missing
         row = entry.row
-        if not (row.fills or self._admits(row, head)):
+        if not (row.fills or admits(row, head)):
             return [Lack(head, ROOM, None)]
         if not self._resources.has_turn(row, head):
             return [self._earlier_turn(entry, head)]

@@ -1,9 +1,9 @@
 """What the work of a rank shares: places of which there are a few, and turns."""
 
-# slots, host slots, gathered stages   a number of each; a row takes one and another row frees it
-# places for stashes                   on the device; see `stash.py` turns of collectives
-# in the order that the group's lowest rank gives gathered stages in their order       the same on
-# all ranks of a group
+#   slots, host slots, gathered stages   a number of each; a row takes one and another row frees it
+#   places for stashes                   on the device; see `stash.py`
+#   turns of collectives                 in the order that the group's lowest rank gives
+#   gathered stages in their order       the same on all ranks of a group
 
 from collections.abc import Mapping
 

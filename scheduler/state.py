@@ -102,7 +102,7 @@ class RankState(RankView):
         resources = self._resources = Resources(job, rank, turns, self._lanes)
         self._follows = Follows(job, self.pipe_of, table, turns)
         self._refusals = Refusals(job, me, self.pipe_of, table, running, resources)
-        self._diagnosis = Diagnosis(job, me, table, running, resources, groups, self._admits)
+        self._diagnosis = Diagnosis(job, me, table, running, resources, groups)
         # Those of messages that wake no work of once a step; an evaluation has an end instead of
         # steps, and checks every message against it.
         self._inboxes = {
@@ -206,7 +206,7 @@ class RankState(RankView):
             lane, of_pipe, answers = inbox
             count = lane.count
             # The very message that its counter waits for, of a step that is open: nothing that
-            # `_addressed` refuses can be wrong with it. Nearly all messages are such ones.
+            # `Refusals.addressed` refuses can be wrong with it. Nearly all messages are such ones.
             is_next = pipe == of_pipe and number == count[meaning] < count[Gate.WEIGHTS]
             if is_next and (answers is None or number < count[answers]):
                 lane.arrive(meaning, number)
@@ -322,7 +322,7 @@ class RankState(RankView):
         """For every head that was asked for and may not run now: what it lacks, and which rank owes
         it."""
         wanted = self.asked if self.end is None else min(self.asked, self.end)
-        return self._diagnosis.waiting_for(wanted)
+        return self._diagnosis.waiting_for(wanted, self._admits)
 
     def start(
         self, task: Task, more: bool | None = False, completes: Collection[int] = ()

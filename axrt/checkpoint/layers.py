@@ -188,7 +188,8 @@ def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:
 
 
 def fault_in(checkpoint: Path) -> str:
-    """Read every file of a checkpoint, without its model.
+    """Read every file of a checkpoint, without its model: those of layers, and whatever else its
+    manifest lists, which no load asks for.
 
     Returns:
         A text about the first damage; "" where there is none.

@@ -12,7 +12,7 @@
 # A save is an *errand*, a generator that yields what it waits for: copies, files
 # on a thread, notes of other ranks. The loop lets it go on once a round, so a save that is waited
 # for and one that is not are one text. A snapshot gives each tensor a copy to come, and puts the
-# copies on a queue, bucket by bucket. The bucket is lent to its copy (`Bucket.lend`), and whoever
+# copies on a queue, bucket by bucket. The bucket is lent to its copy (`Loans.lend`), and whoever
 # writes to it ends the loan first: its step, a load, a dropped step, `close`. No row of the table
 # says so, since a save is asked for between steps, and waiting for one's own bucket cannot close a
 # circle. A version counter tells where somebody else has written. Offloaded state is read where it

@@ -84,8 +84,10 @@ def build_parts(
     schedule, job = resolved.schedule, resolved.job
     if config.memory.device_gb or config.memory.scratch_gb:
         settings = replace(config, schedule=schedule)
-        predictor = Predictor(model, given.factory, given.sample)
-        exchange.agreed(lambda: check_fits(predictor, settings, rank.size))
+        # Made within, on the main rank alone, and let go: it has copies of what modules keep.
+        exchange.agreed(
+            lambda: check_fits(Predictor(model, given.factory, given.sample), settings, rank.size)
+        )
     peak = Peak(rank.device)
     if job.pipes > 1:
         share_given_weights(rank, job, model.layers)

@@ -3,8 +3,8 @@ inputs, and notes how to compute those of weights."""
 
 # Walking the autograd graph twice, once for inputs and once for weights, would cost a second walk
 # and all that layers compute for both. So the graph is walked once. A function that takes part
-# (`torch.nn.Linear` does, see `Linear`) gives None for its weight and leaves a closure; the product
-# runs when the policy has nothing better to do.
+# (`torch.nn.Linear` does, see `linear.py`) gives None for its weight and leaves a closure; the
+# product runs when the policy has nothing better to do.
 #
 # These rules must hold, so that gradients have the bits of a whole backward:
 #

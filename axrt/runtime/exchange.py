@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from axrt.errors import ConfigError, PeerLeftError, SaveError
-from axrt.runtime.loop import Loop
 from axrt.transport.note import MAIN, Note, Topic
 
 from .errand import Errand, Steps
+from .loop import Loop
 from .one_call import Call, OneCall
 
 Key = tuple[Topic, int, int]  # generation, number

@@ -20,7 +20,6 @@ from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.inspection import Inspection
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
-from axrt.runtime.loop import Loop
 from axrt.scheduler.rules import OnDevice, Queue
 from axrt.transport import Transport
 from axrt.transport.collectives import CollectiveQueue
@@ -31,6 +30,7 @@ from axrt.world.world import World
 from .compute import Compute, compute_on, copies_on, host_steps
 from .exchange import Exchange
 from .handover import Handover
+from .loop import Loop
 
 _MANY = 1 << 30  # collectives of a rank may be under way
 # Python's lock changes hands at most this often while tasks compute: a copy's thread that waits the

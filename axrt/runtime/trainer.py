@@ -12,7 +12,6 @@ from typing import Any
 from axrt.config import Optimizer
 from axrt.model.preflight import warn_of_equal_readers
 from axrt.results import EvalResult, StepResult
-from axrt.runtime.session import Session
 from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.rules.clipping import voters_of
@@ -37,6 +36,7 @@ from .groups import groups_on
 from .losses import Losses
 from .rank import Rank
 from .reader import BatchReader
+from .session import Session
 from .shard_exchange import ShardExchange
 from .sharing_reader import SharingReader
 

@@ -13,7 +13,7 @@
 # No memory is written to while the network may still read it. A shard of another copy's is written
 # to when that copy's sum has come, which needed this copy's part. The own shard is added up in
 # place and sent from there. Who clips or steps may write to it before every other copy has the sum:
-# then the bucket has moved to other memory (`move_gradient`).
+# then the bucket has moved to other memory (`Gradient.move_total`).
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -383,7 +383,7 @@ class Bucket:
         self.forget()  # weights get wider below, in the room that gradients leave
         if self._masters.in_scratch and (failed or not wanted):
             self._masters.give_nothing_back()
-            self.route = OnDevice(self._stepped)
+            self.route = self.state.route = OnDevice(self._stepped)
             return
         with nullcontext() if failed else self.route.present():
             self._masters.give_back()
@@ -391,7 +391,7 @@ class Bucket:
             if name in self._given_back:
                 value = self._given_back.pop(name)
                 parameter.data = value.to(parameter.device, parameter.dtype)
-        self.route = OnDevice(self._stepped)
+        self.route = self.state.route = OnDevice(self._stepped)
 
 
 def gradient_of(

@@ -20,7 +20,7 @@ class BucketState:
         optimizer: optimizer that has the state; None: there is nothing to step.
         initial_groups: its parameter groups as they were made.
         named: the bucket's parameters, with their names.
-        route: where the state lives.
+        route: where the state lives; an attribute, too.
         has_shard: a shard of the bucket is stepped here, not all of it.
     """
 
@@ -35,7 +35,7 @@ class BucketState:
         has_shard: bool,
     ) -> None:
         self._optimizer, self._initial_groups = optimizer, initial_groups
-        self._named, self._masters, self._route = named, masters, route
+        self._named, self._masters, self.route = named, masters, route
         self._device, self._has_shard = device, has_shard
         names = [named[piece.place][0] for piece in masters.pieces]
         self._name_of = dict(zip(masters.parameters, names, strict=True))
@@ -90,7 +90,7 @@ class BucketState:
             states: states whose tensors have no values, by the name of the parameter.
         """
         found = {name: of.empty() for name, of in states.items()}
-        if self._route.is_offloaded or self._has_shard:
+        if self.route.is_offloaded or self._has_shard:
             return found
         moments: dict[str, dict[str, Tensor]] = {}  # parameters by name, by key of a moment of each
         for parameter, name in self._name_of.items():
@@ -126,6 +126,6 @@ class BucketState:
             states: states, by the name of the parameter; one without begins anew.
         """
         if self._optimizer is not None:
-            with self._route.present(changes=True):
+            with self.route.present(changes=True):
                 restore_state(self._optimizer, self._initial_groups, self._name_of, states)
-            self._route.make_moments_flat(anew=True)
+            self.route.make_moments_flat(anew=True)

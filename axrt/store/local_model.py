@@ -24,8 +24,6 @@ from axrt.store.stash import ScratchStash
 
 from .loss_scale import LossScale
 
-_MIB = 1024 * 1024
-
 
 class _Shown(NamedTuple):
     """A copy of a master that the user has been given."""

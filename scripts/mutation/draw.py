@@ -23,6 +23,7 @@ FOLDERS = (
     "axrt/engine",
     "axrt/runtime",
     "axrt/device",
+    "axrt/world",
 )
 
 
