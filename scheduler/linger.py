@@ -4,7 +4,8 @@
 # A message that is late by a hair's breadth would else find its receiver in a task that nobody
 # waits for. The moment is a share of that task's duration, and only where the task comes in one
 # piece: a piece of many is not long in the way. A shorter moment after one in vain was tried: it
-# loses more where some moments are in vain than it saves where all are (docs/journal.md).
+# loses more where some moments are in vain than it saves where all are, and is worse where latency
+# is 0.05 of a forward (1.015).
 
 from collections.abc import Callable
 
