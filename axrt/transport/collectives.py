@@ -46,10 +46,6 @@ class Group(Protocol):
         """
         ...
 
-    def all_gather(self, shards: Sequence[Tensor], mine: Tensor) -> Moment:
-        """Put the tensor `mine` of each rank into `shards`, in the order of ranks."""
-        ...
-
 
 class Collectives(Protocol):
     """The groups of a rank."""
@@ -185,9 +181,6 @@ class LibraryGroup:
         # Libraries do not know complex numbers.
         real = [torch.view_as_real(of) if of.is_complex() else of for of in (mine, *shards)]
         return self._awaited(lambda: self._group.reduce_scatter([real[0]], [real[1:]]), what)
-
-    def all_gather(self, shards: Sequence[Tensor], mine: Tensor) -> Moment:
-        return self._polled(lambda: self._group.allgather([list(shards)], [mine]), "an all-gather")
 
     def send(self, tensor: Tensor, to: int) -> Moment:
         """Send a dense tensor to a rank of the job."""

@@ -58,14 +58,6 @@ class _LocalGroup:
 
         return self._join(f"reduce_scatter of {what}", [mine, *shards], end, alike=shards)
 
-    def all_gather(self, shards: Sequence[Tensor], mine: Tensor) -> Moment:
-        def end(brought: Sequence[list[Tensor]]) -> None:
-            for _, *rooms in brought:
-                for room, (of, *_) in zip(rooms, brought, strict=True):
-                    room.copy_(of)
-
-        return self._join("all_gather", [mine, *shards], end)
-
     def _join(
         self,
         name: str,
