@@ -22,7 +22,8 @@ def _of_data(data: Data) -> Iterator[str]:
         yield (
             f"data.source = {_listed(data.source)} and data.validation = "
             f"{_listed(data.validation)}: one is a token file and another is text; expected the "
-            "same"
+            "same. axrt prepare makes tokens of a text; data.validation = '' holds out some of the "
+            "source"
         )
     if data.weights and (len(data.weights) != len(data.sources) or not all(data.weights)):
         yield (

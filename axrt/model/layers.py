@@ -161,9 +161,17 @@ _LAZY = (
 
 
 def lazy_in(module: nn.Module) -> str:
-    """Why a module cannot be a layer yet, where it has weights without a shape; "" else."""
-    every = (*module.parameters(), *module.buffers())
-    return _LAZY if any(map(is_lazy, every)) else ""
+    """Why a module cannot be a layer or a loss yet, where it has weights without a shape; ""
+    else."""
+    every = (*module.named_parameters(), *module.named_buffers())
+    lazy = [name for name, tensor in every if is_lazy(tensor)]
+    return f"{_LAZY} ({lazy[0]} has none yet)" if lazy else ""
+
+
+def told(layer: Any) -> str:
+    """A layer as a line of an error shows it: of modules with many lines the class alone."""
+    shown = repr(layer)
+    return type(layer).__name__ if "\n" in shown else shown
 
 
 def name_of(layer: Layer) -> str:
@@ -195,7 +203,7 @@ def build(layers: Sequence[Layer], index: int, seed: int) -> nn.Module:
         return layer if isinstance(layer, nn.Module) else Function(layer)
     module = _built(layer, index, seed)
     if lazy := lazy_in(module):
-        raise ConfigError(f"layer {index} is {layer!r}: {lazy}")
+        raise ConfigError(f"layer {index} is {told(layer)}: {lazy}")
     if isinstance(layer, TiedLayerSpec) and (first := places_of(layers, layer.key)[0]) < index:
         share(layers, first, _built(tied_layer(layers, first), first, seed), index, module)
     return module

@@ -5,6 +5,10 @@ from typing import Any
 
 from torch import nn
 
+from axrt.errors import ConfigError
+
+from .layers import lazy_in, told
+
 
 # A loss with weights is a layer. It is the last one and hands its value on; the stage calls the
 # module. So its weights are cut into buckets, stepped, clipped, saved, evaluated and run again by
@@ -19,6 +23,16 @@ class Loss(nn.Module):
 
     def forward(self, value: Any) -> Any:
         return value
+
+
+def check_has_shapes(loss: object) -> None:
+    """Refuse a loss whose weights have no shape yet.
+
+    Raises:
+        ConfigError: it has some.
+    """
+    if isinstance(loss, nn.Module) and (lazy := lazy_in(loss)):
+        raise ConfigError(f"loss_fn is {told(loss)}: {lazy}")
 
 
 def has_tensors(loss: nn.Module) -> bool:

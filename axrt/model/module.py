@@ -11,8 +11,8 @@ from axrt.scheduler.plural import plural
 
 from .hidden import check_none_hidden
 from .hints import why_missing
-from .layers import Layer, TiedLayerSpec, build, places_of, refusal_of, share
-from .loss import Loss, has_tensors
+from .layers import Layer, TiedLayerSpec, build, places_of, refusal_of, share, told
+from .loss import Loss, check_has_shapes, has_tensors
 from .partition import boundaries
 
 LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | float]]
@@ -69,13 +69,14 @@ class PipelineModule:
             raise ConfigError("a PipelineModule needs at least one layer, got none")
         for index, layer in enumerate(self.layers):
             if refusal := refusal_of(layer):
-                raise ConfigError(f"layer {index} is {layer!r}{refusal}")
+                raise ConfigError(f"layer {index} is {told(layer)}{refusal}")
         modules = [layer for layer in self.layers if isinstance(layer, nn.Module)]
         listed = {id(parameter) for module in modules for parameter in module.parameters()}
         for index, layer in enumerate(self.layers):
             check_none_hidden(f"layer {index}", layer, listed)
             if isinstance(layer, TiedLayerSpec):
                 check_none_hidden(f"forward_fn of layer {index}", layer.forward_fn, listed)
+        check_has_shapes(loss_fn)
         check_none_hidden("loss_fn", loss_fn, listed)
         if isinstance(loss_fn, nn.Module) and has_tensors(loss_fn):
             self.layers.append(Loss(loss_fn))

@@ -40,8 +40,8 @@ def boundaries(
     if not isinstance(method, str):
         return _checked(list(method), len(layers), stages)
     if stages > len(layers):
-        one_a_rank = held is None or all(len(stages_of) == 1 for stages_of in held)
-        policy = "" if one_a_rank else ", or take a policy with one stage a rank, such as zb-h1"
+        helps = held is not None and len(held) <= len(layers)  # one stage a rank would do
+        policy = ", or take a policy with one stage a rank, such as zb-h1" if helps else ""
         raise ConfigError(
             f"{plural(len(layers), 'layer')} cannot fill {plural(stages, 'stage')}; expected at "
             f"most {len(layers)}. Start fewer ranks, make replicas of shorter pipelines "

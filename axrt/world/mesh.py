@@ -35,11 +35,12 @@ class Mesh:
                 if pipe and not size % data
                 else "parallel.data = 1 and parallel.pipe = 0"
             )
+            fewer = max(size // (max(pipe, 1) * data), 1) if not pipe else 1
             replicas = f", or parallel.data = {size // pipe}" if pipe and size % pipe == 0 else ""
             raise ConfigError(
                 f"{plural(size, 'rank')} {'does' if size == 1 else 'do'} not factor into "
                 f"parallel.pipe x parallel.data = {pipe or 'any'} x {data}. Start "
-                f"{plural(max(pipe, 1) * data, 'rank')}, or set {fits} to take what there "
+                f"{plural(max(pipe, 1) * data * fewer, 'rank')}, or set {fits} to take what there "
                 f"is{replicas}"
             )
         return cls(rank, pipe or size // data, data, order)

@@ -58,6 +58,17 @@ def test_the_name_of_a_policy_may_be_in_capitals() -> None:
     assert large.output == small.output
 
 
+def test_the_line_below_a_table_says_what_messages_take_and_what_varies() -> None:
+    """It once said that messages take no time whatever the keys of the world said."""
+    small = ("--policy", "all", "--ranks", "4", "--microbatches", "8")
+    assert "messages take no time (" in simulate(*small).output
+    keys = ("world.transfer=0.5", "world.message_cost=0.2", "world.stragglers=1,1,2,1")
+    told = simulate(*small, *keys, "--jitter", "0.3").output
+    assert "no time" not in told
+    assert "world.transfer 0.5, world.message_cost 0.2 (" in told
+    assert "durations vary by --jitter 0.3, world.stragglers 1,1,2,1, drawn once (--seed)" in told
+
+
 def test_waiting_a_moment_can_be_left_out() -> None:
     case = (
         "--policy",

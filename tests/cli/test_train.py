@@ -510,7 +510,7 @@ def test_a_run_that_was_complete_ends_at_once_and_says_so() -> None:
     axrt("tiny.toml")
     result = axrt("out/config.toml", "checkpoint.resume=auto")
     assert result.exit_code == 0, result.output
-    assert "is done already" in result.output
+    assert "is reached; set run.steps higher" in result.output
     assert (
         "interrupted" not in axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=2").output
     )
@@ -555,7 +555,7 @@ def test_a_run_with_nothing_left_to_do_says_so_and_changes_nothing() -> None:
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
     again = axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=3")
     assert again.exit_code == 0, again.output
-    assert "step 3 of run.steps = 3 is done already; set run.steps higher" in again.output
+    assert "run.steps = 3 is reached; set run.steps higher" in again.output
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 

@@ -57,6 +57,15 @@ def around(*middle: Any, loss: Any = functional.cross_entropy) -> PipelineModule
     return PipelineModule([wide, LayerSpec(nn.Tanh), *middle, wide, last], loss)
 
 
+class LazyLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.LazyLinear(CLASSES)
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(self.head(outputs), target)
+
+
 def linear() -> nn.Linear:
     return seeded(lambda: nn.Linear(WIDTH, WIDTH))
 
@@ -652,6 +661,9 @@ ODD: dict[str, Odd] = {
     ),
     "a lazy layer": Odd(
         lambda: around(LayerSpec(nn.LazyLinear, WIDTH)), "its shape is known after the first"
+    ),
+    "a lazy loss": Odd(
+        lambda: around(loss=LazyLoss()), "loss_fn is LazyLoss: its shape is known after the first"
     ),
     "a table with bounded norms": Odd(lambda: around(LayerSpec(Looks))),
     "double precision": Odd(

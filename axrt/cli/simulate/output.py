@@ -50,7 +50,7 @@ def _taken(options: dict[str, Any]) -> str:
         samples = samples_of(options["costs"], options)
         return (
             f"costs: those of the table's layers with {plural(samples, 'sample')} in a microbatch, "
-            "cut by their times (--json says where). Times are in ms."
+            f"cut by their times (--json and --csv say where){_varied(options)}. Times are in ms."
         )
     if options["stage_costs"]:
         work = f"costs of {plural(len(options['stage_costs']), 'stage')} by --stage-costs"
@@ -58,11 +58,36 @@ def _taken(options: dict[str, Any]) -> str:
         work = "forward {:g}, input gradient {:g}, weight gradient {:g} of a rank".format(
             *options["costs"]
         )
-    latency = f"latency {options['latency']:g}" if options["latency"] else "messages take no time"
     return (
-        f"costs: {work}, {latency} (--costs, --stage-costs, --latency). Times are in the unit of "
-        "these costs."
+        f"costs: {work}, {_on_the_way(options)} (--costs, --stage-costs, --latency)"
+        f"{_varied(options)}. Times are in the unit of these costs."
     )
+
+
+def _on_the_way(options: dict[str, Any]) -> str:
+    """What messages take."""
+    parts = [f"latency {options['latency']:g}"] if options["latency"] else []
+    keys = [name for name in ("transfer", "message_cost", "node") if options[name]]
+    parts += [f"world.{name} {_listed(options[name])}" for name in keys]
+    return ", ".join(parts) or "messages take no time"
+
+
+def _varied(options: dict[str, Any]) -> str:
+    """What makes durations vary, of which a schedule meets one draw."""
+    parts = [f"--jitter {options['jitter']:g}"] if options["jitter"] else []
+    if options["jitter"] is None and isinstance(options["costs"], CostTable):
+        parts.append("the jitter of the file (--jitter 0: none)")
+    if (options["lengths"] or 0) > 0:
+        parts.append(f"world.lengths {options['lengths']:g}")
+    if options["hiccups"][0]:
+        parts.append(f"world.hiccups {_listed(options['hiccups'])}")
+    if options["stragglers"]:
+        parts.append(f"world.stragglers {_listed(options['stragglers'])}")
+    return f"; durations vary by {', '.join(parts)}, drawn once (--seed)" if parts else ""
+
+
+def _listed(value: float | Sequence[float]) -> str:
+    return ",".join(f"{one:g}" for one in ([value] if isinstance(value, int | float) else value))
 
 
 def _in_columns(figures: dict[str, Any]) -> dict[str, Any]:

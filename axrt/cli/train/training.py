@@ -179,9 +179,8 @@ def _nothing_left(engine: Engine, checkpoint: Path, directory: Path | None) -> E
     config = engine.config
     if directory is not None:
         click.echo(
-            f"axrt: nothing is left to do from {checkpoint} at step {engine.step}: step "
-            f"{engine.step} of run.steps = {config.run.steps} is done already; set run.steps "
-            "higher to go on",
+            f"axrt: nothing is left to do from {checkpoint} at step {engine.step}: run.steps = "
+            f"{config.run.steps} is reached; set run.steps higher to go on",
             err=True,
         )
         folder = (directory / config.checkpoint.dir).resolve() if config.checkpoint.dir else None
