@@ -41,7 +41,7 @@ class Candidate:
         cap = f" max_held {self.schedule.max_held}" if self.schedule.max_held else ""
         return (
             f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step expected, ranks busy "
-            f"{self.busy:.0%}, {self.held_mib:.1f} MiB of activations"
+            f"{self.busy:.0%}, {self.held_mib * _MIB / 1e6:.1f} MB of activations"
         )
 
 

@@ -154,7 +154,7 @@ def test_memory_and_what_is_set_narrow_the_choice() -> None:
         one.schedule.max_held for one in chosen({"schedule": {"policy": "auto", "max_held": 5}})
     } == {5}
     said = (
-        r"activations_mb = 1 is too little .* 4.0 MiB of activations holds least: set "
+        r"activations_mb = 1 is too little .* 4.2 MB of activations holds least: set "
         r"memory.activations_mb = 5, memory.recompute = 'full', or start"
     )
     with pytest.raises(axrt.ConfigError, match=said):
