@@ -51,6 +51,13 @@ GONE = {
         "and with a disk longer by a seventh",
         ("auto", "never"),
     ),
+    "precision.loss_scale_growth": GoneKey(
+        "the scale doubles after precision.loss_scale_interval good steps, and with 0 stays", (2.0,)
+    ),
+    "precision.loss_scale_backoff": GoneKey(
+        "the scale is halved after an overflow, and with precision.loss_scale_interval = 0 stays",
+        (0.5,),
+    ),
     "schedule.replan": GoneKey(
         "plans made while training gained nothing; schedule.costs makes one at the start", (0,)
     ),

@@ -36,14 +36,11 @@ class Precision(Section):
     loss_scale: float = key(
         65536.0, "float16: the first factor on the loss", least=2**-24, most=2**32
     )
-    loss_scale_growth: float = key(
-        2.0, "float16: the factor on the scale after good steps; 1 = never", least=1, most=2**16
-    )
-    loss_scale_backoff: float = key(
-        0.5, "float16: the factor on the scale after an overflow; 1 = never", least=2**-16, most=1
-    )
     loss_scale_interval: int = key(
-        2000, "float16: good steps in a row before the scale grows", least=1
+        2000,
+        "float16: good steps in a row before the scale doubles; after an overflow it is halved; 0 "
+        "= it stays as it is",
+        least=0,
     )
     loss_scale_floor: float = key(
         1.0, "float16: the least scale; an overflow there ends the run", least=2**-24, most=2**32

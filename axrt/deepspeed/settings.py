@@ -222,12 +222,11 @@ def _precision(keys: Keys) -> dict[str, Any]:
 def _loss_scale(keys: Keys) -> dict[str, Any]:
     fixed = keys.number("fp16.loss_scale", 0)
     first = 2.0 ** keys.whole("fp16.initial_scale_power", 16, most=100)
-    moves = {"loss_scale_growth": 1.0, "loss_scale_backoff": 1.0} if fixed else {}
+    interval = keys.whole("fp16.loss_scale_window", 1000)
     return {
         "loss_scale": fixed or first,
-        "loss_scale_interval": keys.whole("fp16.loss_scale_window", 1000),
+        "loss_scale_interval": 0 if fixed else interval,
         "loss_scale_floor": keys.number("fp16.min_loss_scale", 1),
-        **moves,
     }
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from axrt.config import Precision
 from axrt.errors import NonFiniteLossError
 
+_GROWTH, _BACKOFF = 2.0, 0.5  # after good steps, after an overflow; as torch's GradScaler has them
 MOST = 2.0**32  # more than lifts the least number of float16 to the largest
 
 
@@ -47,17 +48,20 @@ class LossScale:
             return
         scale, good = self._states[step]
         on = self._settings
-        if overflowed and on.loss_scale_backoff < 1 and scale <= on.loss_scale_floor:
+        moves = on.loss_scale_interval > 0
+        if overflowed and moves and scale <= on.loss_scale_floor:
             raise NonFiniteLossError(
                 f"a gradient or a loss of step {step} overflowed at the least loss scale, "
                 f"precision.loss_scale_floor = {on.loss_scale_floor:g}; expected it to fit "
                 "float16. Look at the data, lower optimizer.lr, or set precision.weights = "
                 "'bfloat16'"
             )
-        if overflowed:
-            after = _State(max(scale * on.loss_scale_backoff, on.loss_scale_floor), 0)
+        if not moves:
+            after = _State(scale, 0)
+        elif overflowed:
+            after = _State(max(scale * _BACKOFF, on.loss_scale_floor), 0)
         elif good + 1 >= on.loss_scale_interval:
-            after = _State(min(scale * on.loss_scale_growth, MOST), 0)
+            after = _State(min(scale * _GROWTH, MOST), 0)
         else:
             after = _State(scale, good + 1)
         # The step itself stays: other stages of this rank have yet to divide by its scale.

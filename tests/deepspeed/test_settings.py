@@ -66,7 +66,7 @@ def test_precision_is_read() -> None:
     moving = of(fp16={"enabled": True, "initial_scale_power": 8, "loss_scale_window": 7}).precision
     assert (moving.weights, moving.loss_scale, moving.loss_scale_interval) == ("float16", 256.0, 7)
     fixed = of(fp16={"enabled": True, "loss_scale": 128}).precision
-    assert (fixed.loss_scale, fixed.loss_scale_growth, fixed.loss_scale_backoff) == (128, 1, 1)
+    assert (fixed.loss_scale, fixed.loss_scale_interval) == (128, 0)
     narrow = of(bf16={"enabled": True}, data_types={"grad_accum_dtype": "bf16"})
     assert narrow.precision.gradients == "weights"
     with pytest.raises(ConfigError, match="both enabled"):

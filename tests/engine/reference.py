@@ -186,17 +186,15 @@ class Scale:
     """A dynamic loss scale, as `torch.amp.GradScaler` keeps it."""
 
     scale: float = 65536.0
-    growth: float = 2.0
-    backoff: float = 0.5
     interval: int = 2000
     good: int = 0
 
     def update(self, overflowed: bool) -> None:
         self.good = 0 if overflowed else self.good + 1
         if overflowed:
-            self.scale *= self.backoff
+            self.scale *= 0.5
         elif self.good == self.interval:
-            self.scale, self.good = self.scale * self.growth, 0
+            self.scale, self.good = self.scale * 2.0, 0
 
 
 def train_with_masters(

@@ -359,15 +359,13 @@ def _state(engine: axrt.Engine) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_skips_and_growth_follow_plain_torch(clip: float) -> None:
-    scale = Scale(1024.0, growth=4.0, backoff=0.25, interval=2)
+    scale = Scale(1024.0, interval=2)
     expected = train_with_masters(
         normed(), overflowing(1), 6, to=torch.float16, clip=clip, scale=scale
     )
     keys = {
         "weights": "float16",
         "loss_scale": 1024.0,
-        "loss_scale_growth": 4.0,
-        "loss_scale_backoff": 0.25,
         "loss_scale_interval": 2,
     }
     config = configured(MICROBATCHES, precision=keys, optimizer={"clip": clip})
@@ -375,7 +373,7 @@ def test_skips_and_growth_follow_plain_torch(clip: float) -> None:
     assert all(str(outcome.losses) == str(expected.losses) for outcome in outcomes)
     parameters = {name: value for one in outcomes for name, value in one.parameters.items()}
     assert Outcome([], [], parameters) == without_losses(expected)
-    assert scale.scale == 1024.0 * 0.25 * 4 * 4
+    assert scale.scale == 1024.0 * 0.5 * 2 * 2
 
 
 def test_a_loss_that_overflows_skips_the_step_though_its_gradient_is_a_number() -> None:
@@ -395,15 +393,16 @@ def test_a_loss_that_overflows_skips_the_step_though_its_gradient_is_a_number() 
         assert all(bool((parameter == 40000.0).all()) for _, parameter in engine.named_parameters())
 
 
-@pytest.mark.parametrize("backoff", [0.5, 1.0])
-def test_a_scale_ends_at_its_floor_unless_it_never_falls(backoff: float) -> None:
-    keys = {"loss_scale": 4.0, "loss_scale_floor": 2.0, "loss_scale_backoff": backoff}
+@pytest.mark.parametrize("interval", [2000, 0])
+def test_a_scale_ends_at_its_floor_unless_it_stays(interval: int) -> None:
+    keys = {"loss_scale": 4.0, "loss_scale_floor": 2.0, "loss_scale_interval": interval}
     scale = LossScale(axrt.Config.read({"precision": {**FLOAT16, **keys}}).precision)
     scale.judge(0, overflowed=True)
-    assert scale.of(1) == max(4.0 * backoff, 2.0)
-    if backoff == 1.0:
+    assert scale.of(1) == (2.0 if interval else 4.0)
+    if not interval:
         scale.judge(1, overflowed=True)
-        assert scale.of(2) == 4.0
+        scale.judge(2, overflowed=False)
+        assert scale.of(2) == scale.of(3) == 4.0
     else:
         with pytest.raises(axrt.NonFiniteLossError):
             scale.judge(1, overflowed=True)
@@ -413,7 +412,7 @@ def test_a_scale_ends_at_its_floor_unless_it_never_falls(backoff: float) -> None
 def test_replicas_divide_by_the_scale_of_the_step_while_it_grows(collectives: str) -> None:
     """The second replica divides when it steps, and has heard the vote by then."""
     batches = random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
-    scale = Scale(16.0, growth=4.0, interval=1)
+    scale = Scale(16.0, interval=1)
     expected = train_with_masters(
         perceptron(),
         batches,
@@ -423,7 +422,7 @@ def test_replicas_divide_by_the_scale_of_the_step_while_it_grows(collectives: st
         scale=scale,
         holder_of=lambda k: k // MICROBATCHES,
     )
-    growing = {"loss_scale": 16.0, "loss_scale_growth": 4.0, "loss_scale_interval": 1}
+    growing = {"loss_scale": 16.0, "loss_scale_interval": 1}
     found = on_ranks(
         4,
         {"weights": "float16", **growing},
@@ -434,7 +433,7 @@ def test_replicas_divide_by_the_scale_of_the_step_while_it_grows(collectives: st
         memory={"bucket_mb": 0.002},
     )
     assert without_losses(found) == without_losses(expected)
-    assert scale.scale == 16.0 * 4.0**STEPS
+    assert scale.scale == 16.0 * 2.0**STEPS
 
 
 def test_an_overflow_at_the_least_scale_ends_the_run() -> None:

@@ -70,7 +70,7 @@ def train_steps(
         drawing.after_step()
         stop_request.after_step()
         done = engine.step
-        falls = result.loss_scale and engine.config.precision.loss_scale_backoff < 1
+        falls = result.loss_scale and engine.config.precision.loss_scale_interval
         skipped = skipped + 1 if result.skipped and not falls else 0  # a scale ends at its floor
         if skipped == _MOST_SKIPPED:
             raise NonFiniteLossError(
