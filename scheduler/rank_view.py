@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .job import Job
+from .lacks import Coordinates
 from .lane import Gate, Lane
-from .message import Meaning
+from .message import Meaning, Message
 from .placement import Placement
 from .resources import Resources
 from .stash import StashMove
@@ -35,6 +36,7 @@ class RankView:
     memo: dict[Any, Any]
     reached: dict[Any, int]
     end: int | None
+    pipe_of: dict[int, int]  # pipe of each stage of this rank
     _lanes: Mapping[int, Lane]
     _resources: Resources
 
@@ -76,3 +78,11 @@ class RankView:
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
         """Every message of that meaning up to and including that number is here."""
         return self._lanes[stage].count[meaning] > number
+
+    def is_here(self, message: Message) -> bool:
+        """The message is addressed to a stage of this rank."""
+        return self.pipe_of.get(message.stage) == message.pipe
+
+    def place_of(self, message: Message) -> Coordinates:
+        """The coordinates of the rank that a message is for."""
+        return Coordinates(*self.placement.place_of(message.pipe, message.stage))

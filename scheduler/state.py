@@ -186,14 +186,6 @@ class RankState(RankView):
 
     # Moves.
 
-    def is_here(self, message: Message) -> bool:
-        """The message is addressed to a stage of this rank."""
-        return self.pipe_of.get(message.stage) == message.pipe
-
-    def place_of(self, message: Message) -> Coordinates:
-        """The coordinates of the rank that a message is for."""
-        return Coordinates(*self.placement.place_of(message.pipe, message.stage))
-
     def deliver(self, message: Message) -> None:
         """Take in a message: a fact that became true elsewhere.
 

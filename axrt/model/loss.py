@@ -1,11 +1,13 @@
 """A loss that is a module with weights or buffers: the last layer of the model, so that these are
 moved, trained, clipped, listed and saved like all others."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from axrt.errors import ConfigError
+from axrt.errors import ConfigError, NonFiniteLossError
 
 from .layers import lazy_in, told
 
@@ -38,3 +40,18 @@ def check_has_shapes(loss: object) -> None:
 def has_tensors(loss: nn.Module) -> bool:
     """A loss has parameters or buffers."""
     return any(True for of in (loss.parameters(), loss.buffers()) for _ in of)
+
+
+def check_finite(value: float, where: Callable[[], str], what: str = "loss") -> None:
+    """Check that a loss is a finite number.
+
+    Args:
+        where: function that gives step, stage and microbatch, for the error.
+    Raises:
+        NonFiniteLossError: it is infinite or not a number.
+    """
+    if not math.isfinite(value):
+        raise NonFiniteLossError(
+            f"the {what} is {value} at {where()} (all counted from 0); expected a finite number. "
+            "Look at that microbatch's data, lower optimizer.lr, or lengthen optimizer.warmup_steps"
+        )

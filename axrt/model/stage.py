@@ -16,8 +16,7 @@ come later, piece by piece (see `deferral.py`)."""
 # their changes to those are forgotten. Such a stage has a graph in two segments, each with an inlet
 # of its own.
 
-import math
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from typing import Any
@@ -26,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from axrt.errors import NonFiniteLossError
 from axrt.transport.payload import copied, flatten, unflatten
 
 from .buffers import Remembered, buffers_in_place_of, recall, remembered_buffers
@@ -438,18 +436,3 @@ def _may_travel(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def check_finite(value: float, where: Callable[[], str], what: str = "loss") -> None:
-    """Check that a loss is a finite number.
-
-    Args:
-        where: function that gives step, stage and microbatch, for the error.
-    Raises:
-        NonFiniteLossError: it is infinite or not a number.
-    """
-    if not math.isfinite(value):
-        raise NonFiniteLossError(
-            f"the {what} is {value} at {where()} (all counted from 0); expected a finite number. "
-            "Look at that microbatch's data, lower optimizer.lr, or lengthen optimizer.warmup_steps"
-        )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from axrt.model.stage import check_finite
+from axrt.model.loss import check_finite
 from axrt.runtime.losses import Losses, check_all_weighted_or_none
 
 
