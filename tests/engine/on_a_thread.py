@@ -50,5 +50,5 @@ def run_tasks_on_a_thread(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
 
     monkeypatch.setattr(rank_module, "compute_on", compute_on)
     monkeypatch.setattr(layers, "_built", in_turn(layers._built))
-    for method in ("lent_back", "_set", "_states"):
+    for method in ("lent_back", "go_on_from", "states"):
         monkeypatch.setattr(BorrowedGenerator, method, in_turn(getattr(BorrowedGenerator, method)))
