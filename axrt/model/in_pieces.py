@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 
 class InPieces(nn.Module):
@@ -12,7 +13,8 @@ class InPieces(nn.Module):
 
     Args:
         pieces: the modules, at least one; each takes what the one before has returned. A value
-            between two of them never leaves the rank.
+            between two of them never leaves the rank. Where the layer has hooks or a forward of its
+            own, no task runs between two pieces.
     """
 
     def __init__(self, pieces: Iterable[nn.Module]) -> None:
@@ -23,3 +25,19 @@ class InPieces(nn.Module):
         for piece in self.pieces:
             value = piece(value)
         return value
+
+    @property
+    def is_only_its_pieces(self) -> bool:
+        """True if to run the pieces one by one is to run the layer."""
+        own_hooks = (
+            self._forward_pre_hooks,
+            self._forward_hooks,
+            self._backward_pre_hooks,
+            self._backward_hooks,
+        )
+        return (
+            type(self).forward is InPieces.forward
+            and "forward" not in vars(self)  # set on the object, as tools that wrap layers do
+            and not any(own_hooks)
+            and not torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        )

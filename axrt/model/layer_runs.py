@@ -115,6 +115,11 @@ class LayerRuns:
     def _layer_by_piece(
         self, number: int, value: Any, place: int, layer: InPieces
     ) -> Generator[None, None, Any]:
+        if not layer.is_only_its_pieces:  # hooks may come at any time: the tasks are kept
+            value = self.run(number, value, place, place + 1)
+            for _ in layer.pieces[1:]:
+                yield
+            return value
         step, microbatch = self._where(number)
         self._generator.before_layer(step, microbatch, self._first_layer + place)
         if self._types.weights and not self._kept[place]:

@@ -120,3 +120,44 @@ def test_what_else_is_done_to_forwards_goes_with_pieces(
 ) -> None:
     found, _ = trained(policy, **sections)
     assert found == plain
+
+
+def test_the_layer_itself_is_never_called(monkeypatch: pytest.MonkeyPatch, plain: Outcome) -> None:
+    def forward(layer: nn.Module, value: Tensor) -> Tensor:
+        raise AssertionError("run as one piece")
+
+    monkeypatch.setattr(InPieces, "forward", forward)
+    assert trained("1f1b")[0] == plain
+
+
+class Hooked(Three):
+    """Its own hook changes what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(lambda _, given, out: out + given[0])
+
+
+class HookedLater(Three):
+    """Its hook comes with its first forward, as some tools put theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces[0].register_forward_hook(self._once)
+        self.hooked = False
+
+    def _once(self, *_: object) -> None:
+        if not self.hooked:
+            self.hooked = True
+            self.register_forward_pre_hook(lambda _, given: (given[0] * 2,))
+
+
+class WithItsOwnForward(Three):
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = super().forward(value)
+        return out * 2
+
+
+@pytest.mark.parametrize("layer", [Hooked, HookedLater, WithItsOwnForward])
+def test_what_a_layer_does_around_its_pieces_is_done(layer: type[nn.Module]) -> None:
+    assert trained("1f1b", layer)[0] == train_in_plain_torch(planted(layer), BATCHES, STEPS)

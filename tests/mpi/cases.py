@@ -51,6 +51,7 @@ from tests.engine.reference import (
     train_in_plain_torch,
     train_on_a_rank,
 )
+from tests.engine.test_forward_pieces import planted as in_pieces
 from tests.engine.test_loss_module import model as scored
 from tests.engine.test_ties import batches as tied_batches
 from tests.engine.test_ties import tied
@@ -581,6 +582,13 @@ def case_two_pipes_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> 
 def case_structured_activations_have_the_bits(comm: "MPI.Comm") -> None:
     reference = of_one_rank(comm, lambda: train_in_plain_torch(motley(), MOTLEY_BATCHES, STEPS))
     assert trained(comm, motley, MOTLEY_BATCHES, "1f1b") == reference
+
+
+def case_forwards_in_pieces_have_the_bits(comm: "MPI.Comm") -> None:
+    batches = random_batches((6, 16), classes=16, microbatches=MICROBATCHES)
+    reference = of_one_rank(comm, lambda: train_in_plain_torch(in_pieces(), batches, STEPS))
+    for policy in ("1f1b", "zb-v"):
+        assert trained(comm, in_pieces, batches, policy) == reference, policy
 
 
 def case_masks_and_targets_with_a_size_of_one_have_the_bits(comm: "MPI.Comm") -> None:

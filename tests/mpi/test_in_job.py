@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ..sweeps import first
-from .mpirun import environment, is_open_mpi, launcher, mpirun
+from .mpirun import environment, is_open_mpi, launcher, mpirun, run
 from .runs import LIMIT_S, lines, trained_alone, write_files
 
 STEPS, EVERY = 90, 4
@@ -115,6 +115,16 @@ def test_the_state_comes_from_memory_and_hardly_a_step_is_lost(tmp_path: Path, z
     ran = [line["step"] for line in lines(tmp_path / "out") if "loss" in line]
     assert len(ran) - STEPS <= 2 * MOST_LOST, ran
     check_as_quiet(tmp_path)
+
+
+def test_a_rank_that_leaves_before_mpi_is_up_is_named(tmp_path: Path) -> None:
+    """The library alone would let the others wait. Of two ranks its launcher ends by itself."""
+    ranks = [sys.executable, "-m", "tests.mpi.victims", "a_rank_leaves_before_it_begins"]
+    command = [launcher(), "--with-ft", "ulfm", "-n", "3", *ranks]
+    ended = run(command, LIMIT_S, extra={"AXRT_EXIT_FILE": str(tmp_path / "code")})
+    assert ended.code == 69, ended.err
+    assert "ends the job: rank 1 ended before MPI was up" in ended.err
+    assert (tmp_path / "code").read_text().strip() == "69"
 
 
 def test_a_rank_that_is_stopped_is_killed_and_the_others_go_on(tmp_path: Path) -> None:

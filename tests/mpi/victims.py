@@ -309,6 +309,12 @@ def a_rank_dies_before_it_begins() -> None:
     engine()
 
 
+def a_rank_leaves_before_it_begins() -> None:
+    if my_rank() == 1:
+        os._exit(1)
+    engine()
+
+
 def a_rank_comes_too_late() -> None:
     if my_rank() == 1:
         time.sleep(60)
