@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import axrt
 from axrt.observe.idle import Idle
-from axrt.observe.observer import Observer
+from axrt.observe.observer import Observer, Wait
 from axrt.scheduler.task import AnyKind, Kind, Task
 from axrt.transport import Transport
 
@@ -45,7 +45,8 @@ def one_element(value: Tensor, target: Tensor) -> Tensor:
 
 
 class Calls(Observer):
-    """Counts calls from the start of each task to the start of the next one.
+    """Counts calls from the start of each task to the start of the next one. Where the rank waits
+    in between, how many they are depends on the machine's load, so they are left out.
 
     Attributes:
         between: counts, by the kind of the task that begins them.
@@ -55,26 +56,31 @@ class Calls(Observer):
         self.total = 0
         self.between: dict[AnyKind, list[int]] = {}
         self._last: tuple[AnyKind, int] | None = None
+        self._counts = False
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Context in which calls of this thread count."""
-        self.total, self._last = 0, None
+        self.total, self._last, self._counts = 0, None, True
         sys.setprofile(self._count)
         try:
             yield
         finally:
             sys.setprofile(None)
+            self._counts = False
 
     def started(self, task: Task) -> None:
-        if self._last is not None:
+        if self._last is not None and self._counts:
             kind, then = self._last
             self.between.setdefault(kind, []).append(self.total - then)
         self._last = task.kind, self.total
 
+    def waiting(self, wait: Wait) -> None:
+        self._last = None
+
     def of_a_task(self, *kinds: AnyKind) -> float:
-        """The mean over these kinds of the median count: tasks for which a rank has waited, and
-        those of the end of a step, are no middle ones."""
+        """The mean over these kinds of the median count: tasks of the end of a step are no middle
+        ones."""
         return sum(median(self.between[kind]) for kind in kinds) / len(kinds)
 
     def _count(self, frame: Any, event: str, argument: Any) -> None:
