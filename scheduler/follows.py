@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterator, Mapping
 
 from .job import Job
 from .message import Message
+from .residencies import READERS
 from .rules import Row
-from .stays import READERS
 from .table import Table
 from .task import Kind, Task
-from .turns import Turns, Which
+from .tickets import Tickets, Which
 
 
 class Follows:
@@ -16,13 +16,13 @@ class Follows:
 
     Args:
         pipe_of: pipe of each stage of this rank.
-        turns: turns of the groups that buckets here belong to, by stage and bucket.
+        tickets: tickets of the groups that buckets here belong to, by stage and bucket.
     """
 
     def __init__(
-        self, job: Job, pipe_of: Mapping[int, int], table: Table, turns: Mapping[Which, Turns]
+        self, job: Job, pipe_of: Mapping[int, int], table: Table, tickets: Mapping[Which, Tickets]
     ) -> None:
-        self._job, self._pipe_of, self._table, self._turns = job, pipe_of, table, turns
+        self._job, self._pipe_of, self._table, self._tickets = job, pipe_of, table, tickets
         self._marks, self._a_step = job.marks(), job.microbatches
         self._has_one_queue = len(table.queues) == 1
         # The buckets of a stage that pieces of the task at its head have completed.
@@ -44,9 +44,9 @@ class Follows:
             follows += row.then(task)
         if row.completes is not None:
             follows += self._leaving(row, task, whole, completes)
-        if row.gives_turns:
-            turn = self._turns[task.stage, task.part].give()
-            follows = [message._replace(number=turn) for message in follows]
+        if row.gives_tickets:
+            ticket = self._tickets[task.stage, task.part].give()
+            follows = [message._replace(number=ticket) for message in follows]
         return follows
 
     def _leaving(
@@ -69,12 +69,12 @@ class Follows:
             return False
         return self._has_one_queue or self._table.hears_at_once(message, row)
 
-    def may_end_a_stay(self, task: Task) -> bool:
-        """The task may be the last that a stay is for."""
+    def may_end_a_residency(self, task: Task) -> bool:
+        """The task may be the last that a residency is for."""
         kind, stage, *_ = task
         if kind not in READERS:
             return False
         begins = Kind.BRING if self._job.offloads_weights else Kind.SHARE
-        count = self._table.lanes[stage].count
+        count = self._table.counters_of[stage].count
         started = count[kind] // self._job.placement.pipes
         return started == self._job.until(stage, kind, count[begins])

@@ -8,12 +8,12 @@ from .numbering import Numbering
 from .placement import Placement
 from .plural import plural
 from .policies import Nested, Policy
-from .stash import least_rooms
-from .stays import Stays
+from .residencies import Residencies
+from .stash_places import least_places
 from .task import AnyKind
 
 
-class Seat(NamedTuple):
+class StageCopy(NamedTuple):
     """A stage in one copy of the pipeline.
 
     Args:
@@ -44,7 +44,7 @@ class Job(Numbering):
             has a rank of its own; False: messages do.
         slots: number of buckets whose offloaded state a rank may have on the device at a time; 0:
             state stays on the device.
-        host_rooms: number of buckets whose gradient a rank may have on the host at a time, where
+        host_slots: number of buckets whose gradient a rank may have on the host at a time, where
             optimizer steps are there; 0: they are on the device.
         group: number of pipes whose copies add up among themselves before groups do across, and
             share shards out; whole replicas, and a divisor of `pipes`. 0: all of them.
@@ -52,10 +52,10 @@ class Job(Numbering):
             are several pipes, so every bucket has several copies.
         reductions: number of times that a bucket with shards is added up over its copies in a step,
             at least 1; each time for a run of microbatches of its pipe, as equal as can be.
-        stays: when a rank has the whole weights of a stage, where it keeps a shard of them or has
-            them in scratch; None: at any time.
-        offloads_weights: True if weights are in scratch, and come to the device for stays; then
-            state is offloaded as well.
+        residencies: when a rank has the whole weights of a stage, where it keeps a shard of them or
+            has them in scratch; None: at any time.
+        offloads_weights: True if weights are in scratch, and come to the device for residencies;
+            then state is offloaded as well.
         drawn: number of microbatches that each replica's reader draws in a step, where replicas
             share them (see `sharing.py`) and `microbatches` is the number of slots of each; 0: each
             replica computes its own.
@@ -77,11 +77,11 @@ class Job(Numbering):
     votes: bool = False
     by_library: bool = False
     slots: int = 0
-    host_rooms: int = 0
+    host_slots: int = 0
     group: int = 0
     shards: bool = False
     reductions: int = 1
-    stays: Stays | None = None
+    residencies: Residencies | None = None
     offloads_weights: bool = False
     drawn: int = 0
     in_tree: bool = False
@@ -98,12 +98,12 @@ class Job(Numbering):
             self._check_reductions()
         if self.held_on_device:
             self._check_held_on_device()
-        if self.slots and self.host_rooms:
-            raise ValueError("slots and rooms on the host; expected steps on one side")
-        if self.stays is not None and not (self.shards or self.offloads_weights):
-            raise ValueError("stays of whole weights; expected shards, or weights in scratch")
-        if self.offloads_weights and (self.stays is None or not self.slots):
-            raise ValueError("weights in scratch; expected stays, and slots for state")
+        if self.slots and self.host_slots:
+            raise ValueError("slots on the device and on the host; expected steps on one side")
+        if self.residencies is not None and not (self.shards or self.offloads_weights):
+            raise ValueError("residencies of whole weights; expected shards, or weights in scratch")
+        if self.offloads_weights and (self.residencies is None or not self.slots):
+            raise ValueError("weights in scratch; expected residencies, and slots for state")
         # Two pipes take an even number of microbatches: a pipe without one would have to say so.
         if self.trains and (self.microbatches < 1 or self.microbatches % pipes):
             raise ValueError(
@@ -120,7 +120,7 @@ class Job(Numbering):
             )
 
     def _check_held_on_device(self) -> None:
-        least = least_rooms(self.placement.chunks)
+        least = least_places(self.placement.chunks)
         offloads = [rank for rank in range(self.ranks) if self.offloads_stash(rank)]
         late = [rank for rank in offloads if not self.policy.weights_in_turn(rank)]
         if late:
@@ -187,11 +187,15 @@ class Job(Numbering):
         their runs waited for each other's reductions.
 
         The third run of a stage waits for the sums of the first, so for the backward of every copy.
-        A stage that has its whole weights until then may have the room that the stay of another
-        copy's stage waits for.
+        A stage that has its whole weights until then may have the place that the residency of
+        another copy's stage waits for.
         """
-        stays = self.stays
-        return stays is not None and self.reductions > 2 and stays.room < self.placement.chunks
+        residencies = self.residencies
+        return (
+            residencies is not None
+            and self.reductions > 2
+            and residencies.capacity < self.placement.chunks
+        )
 
     def held_on(self, rank: int) -> int:
         """The largest number of microbatches, each of one stage, that the policy lets a rank
@@ -209,7 +213,7 @@ class Job(Numbering):
     def steps_on_host(self) -> bool:
         """Optimizer steps are on the host, those of all copies of a bucket alike: kernels of the
         host and of a device may differ in bits."""
-        return self.host_rooms > 0
+        return self.host_slots > 0
 
     def evaluation(self) -> "Job":
         """The evaluation that belongs to this training: forwards along the first pipe, under nested
@@ -230,11 +234,11 @@ class Job(Numbering):
             votes=False,
             by_library=False,
             slots=0,
-            host_rooms=0,
+            host_slots=0,
             group=0,
             shards=False,
             reductions=1,
-            stays=None,
+            residencies=None,
             offloads_weights=False,
             drawn=0,
             in_tree=False,
@@ -242,16 +246,16 @@ class Job(Numbering):
         )
 
     @property
-    def stays_a_step(self) -> tuple[int, ...]:
-        """The number of stays of each stage in a step; () where weights are always whole."""
-        return tuple(map(len, self.stays.of_stage)) if self.stays else ()
+    def residencies_a_step(self) -> tuple[int, ...]:
+        """The number of residencies of each stage in a step; () where weights are always whole."""
+        return tuple(map(len, self.residencies.of_stage)) if self.residencies else ()
 
-    def until(self, stage: int, kind: AnyKind, stays: int) -> int:
+    def until(self, stage: int, kind: AnyKind, residencies: int) -> int:
         """How many tasks of a kind and pipe have run on a stage, over all steps, when so many of
-        its stays have ended."""
-        assert self.stays is not None
-        of_stage = self.stays.of_stage[stage]
-        step, within = divmod(stays, len(of_stage))
+        its residencies have ended."""
+        assert self.residencies is not None
+        of_stage = self.residencies.of_stage[stage]
+        step, within = divmod(residencies, len(of_stage))
         of_step = of_stage[within - 1].until(kind) if within else 0
         return step * self.microbatches_a_pipe + of_step
 
@@ -261,17 +265,17 @@ class Job(Numbering):
             f"{plural(self.microbatches, 'microbatch')}"
         )
 
-    def seats(self) -> Iterator[Seat]:
+    def stage_copies(self) -> Iterator[StageCopy]:
         """Every stage of every pipe, pipe by pipe."""
         for pipe in range(self.pipes):
             for stage in range(self.placement.stages):
-                yield Seat(pipe, stage)
+                yield StageCopy(pipe, stage)
 
     def pipe_of(self, replica: int, rank: int, stage: int) -> int:
         """The pipe whose copy of a stage a rank of a replica holds."""
         return replica * self.placement.pipes + self.placement.pipe_of(rank, stage)
 
-    def reader_of(self, pipe: int) -> Seat:
-        """The seat on whose rank the pipe's batches are read: stage 0 of the first pipe of its
-        replica."""
-        return Seat(pipe - pipe % self.placement.pipes, 0)
+    def reader_of(self, pipe: int) -> StageCopy:
+        """The copy of a stage on whose rank the pipe's batches are read: stage 0 of the first pipe
+        of its replica."""
+        return StageCopy(pipe - pipe % self.placement.pipes, 0)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .counters import Counter, Counters, Gate
 from .job import Job
-from .lane import Counter, Gate, Lane
 from .message import Meaning
 from .resources import Resources
 from .rules import Row
@@ -13,12 +13,12 @@ from .rules.row import always
 from .running import Running
 from .table import Entry, Table
 from .task import Kind, Task
-from .turns import Which
+from .tickets import Which
 
 # Why a rank is idle: nothing has come, the policy says no, state is on its way, nothing is left.
 CAUSES = INPUT, ROOM, COPIES, END = "input", "room", "copies", "end"
 
-_WHOLE_WEIGHTS = (Gate.FORWARDS, Gate.RECOMPUTES, Gate.BACKWARDS)  # where they come for a stay
+_WHOLE_WEIGHTS = (Gate.FORWARDS, Gate.RECOMPUTES, Gate.BACKWARDS)  # where they come for a residency
 _ON_HOST = (Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)  # a step on the host, and the ways there
 
 
@@ -87,16 +87,16 @@ class Diagnosis:
 
     def _lacks_of(self, entry: Entry, head: Task, admits: Admits) -> list[Lack]:
         missing = [
-            Lack(head, counter.value, self._owner(lane, counter))
-            for lane, counter in entry.lane.missing(head.kind)
+            Lack(head, counter.value, self._owner(counters, counter))
+            for counters, counter in entry.counters.missing(head.kind)
         ]
         if missing:
             return missing
         row = entry.row
         if not (row.fills or admits(row, head)):
             return [Lack(head, ROOM, None)]
-        if not self._resources.has_turn(row, head):
-            return [self._earlier_turn(entry, head)]
+        if not self._resources.may_go(row, head):
+            return [self._earlier_ticket(entry, head)]
         if not self._resources.has_place(row):
             assert row.takes is not None
             return [Lack(head, f"a {row.takes.value}", None)]
@@ -110,11 +110,11 @@ class Diagnosis:
             finished: all of them are done here.
         """
         for entry in self._table.entries:
-            row, lane, kind = entry.row, entry.lane, entry.kind
+            row, counters, kind = entry.row, entry.counters, entry.kind
             if row.fills or (row.level == 0 and row.admitted is always):
                 continue
-            first = self._job.first_for(kind, entry.stage, lane.count[kind])
-            if first < asked and lane.is_ready(kind):
+            first = self._job.first_for(kind, entry.stage, counters.count[kind])
+            if first < asked and counters.is_ready(kind):
                 return ROOM
         if self._waits_for_copies():
             return COPIES
@@ -124,25 +124,25 @@ class Diagnosis:
         """A step, its commit, a forward or a backward lacks nothing but what is on its way; or a
         step on the host is under way."""
         entries = self._table.entries
-        missing = [{counter for _, counter in of.lane.missing(of.kind)} for of in entries]
+        missing = [{counter for _, counter in of.counters.missing(of.kind)} for of in entries]
         if any({copy} in missing for copy in (Kind.FETCH, Kind.RELOAD)):
             return True
         if self._job.offloads_weights and any({gate} in missing for gate in _WHOLE_WEIGHTS):
             return True
-        waits = any(of.kind is Kind.UNLOAD and of.lane.is_ready(of.kind) for of in entries)
+        waits = any(of.kind is Kind.UNLOAD and of.counters.is_ready(of.kind) for of in entries)
         return waits or any(task.kind in _ON_HOST for task in self._running.tasks)
 
-    def _earlier_turn(self, entry: Entry, head: Task) -> Lack:
-        """The lack of a task whose turn is known, and not the one before it."""
+    def _earlier_ticket(self, entry: Entry, head: Task) -> Lack:
+        """The lack of a task whose ticket is known, and not the one before it."""
         if entry.row.in_order:
-            return Lack(head, "the stay before it", None)
+            return Lack(head, "the residency before it", None)
         (needed,) = entry.needs
-        return Lack(head, Meaning.TURN.value, self._owner(needed.lane, Meaning.TURN))
+        return Lack(head, Meaning.TICKET.value, self._owner(needed.counters, Meaning.TICKET))
 
     def _others_in(self, task: Task) -> list[Lack]:
         """The ranks that a collective under way needs: it ends when all of them have joined."""
         entry, _, _ = self._running.tasks[task]
-        if not entry.row.in_turn:
+        if not entry.row.by_ticket:
             return []
         return [
             Lack(task, "its end", Coordinates(*place))
@@ -150,8 +150,10 @@ class Diagnosis:
             if place != self._me
         ]
 
-    def _owner(self, lane: Lane, counter: Counter) -> Coordinates | None:
+    def _owner(self, counters: Counters, counter: Counter) -> Coordinates | None:
         """The coordinates of the rank that owes the next of what is counted; None for this rank."""
-        seat = lane.owner(counter)
-        place = None if seat is None else Coordinates(*self._job.placement.place_of(*seat))
+        stage_copy = counters.owner(counter)
+        place = (
+            None if stage_copy is None else Coordinates(*self._job.placement.place_of(*stage_copy))
+        )
         return None if place == self._me else place

@@ -9,8 +9,8 @@
 
 from collections.abc import Callable
 
+from .rank_state import RankState
 from .rules import OnDevice, Queue
-from .state import RankState
 from .task import AnyKind, Task
 
 # As long as the task itself would be in the way: a wait in vain then costs at most what starting

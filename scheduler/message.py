@@ -22,8 +22,8 @@ class Meaning(Vocabulary):
 
     Args:
         counts: what the message's number counts. A message about a microbatch has the microbatch's
-            number. A message about a step, a reduction or a stay is numbered by its sender too:
-            step t of sender i of n is number t * n + i (see `rules.row.Need`).
+            number. A message about a step, a reduction or a residency is numbered by its sender
+            too: step t of sender i of n is number t * n + i (see `rules.row.Need`).
         load: payload of the message, by which its time on the way is simulated.
         for_the_host: True where the host reads the message's value. Such a message is true when its
             task has finished, also on the sender's rank; others are true there once the task has
@@ -47,13 +47,13 @@ class Meaning(Vocabulary):
     # A copy has added its part of a shard up over all groups.
     TOTAL = "total", Counts.STEPS, Load.PART_OF_SHARD
     # A copy has the weights of its shard for all others (all-gather).
-    WEIGHTS = "weights", Counts.STAYS, Load.SHARD
+    WEIGHTS = "weights", Counts.RESIDENCIES, Load.SHARD
     # A stage knows the norms of its gradients.
     NORM = "norm", Counts.STEPS, Load.WORD, True
     # A copy of the bucket has its own gradient, for the library to add up.
     READY = "ready", Counts.STEPS, Load.WORD, False, True
     # The number says when the bucket's collective is issued, counted over the group of ranks.
-    TURN = "turn", Counts.STEPS, Load.WORD, False, True
+    TICKET = "ticket", Counts.STEPS, Load.WORD, False, True
     # The norm of all gradients is known.
     VOTE = "vote", Counts.STEPS
     # A reader has no more; the number says how many microbatches there are in all.
@@ -80,7 +80,7 @@ class Message(NamedTuple):
 
     meaning: Meaning  # what became true
     stage: int  # the stage that it is addressed to
-    # number of the microbatch, or of the step, reduction or stay and the sender, as `meaning`
+    # number of the microbatch, or of the step, reduction or residency and the sender, as `meaning`
     # counts
     number: int
     pipe: int = 0  # pipe that the message is addressed to, numbered from 0 over all replicas
@@ -102,7 +102,7 @@ class Message(NamedTuple):
 
 def numbered(step: int, senders: Sequence[object], sender: object) -> int:
     """The number of a sender's message of a step, for meanings that count steps, reductions or
-    stays.
+    residencies.
 
     Args:
         sender: one of `senders`.

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from .placement import Placement
-from .stays import Stays
+from .residencies import Residencies
 from .task import AnyKind, Counts
 
 
@@ -32,7 +32,7 @@ class Numbering:
     reductions: int
     drawn: int
     trains: bool
-    stays: Stays | None
+    residencies: Residencies | None
 
     @property
     def microbatches_a_pipe(self) -> int:
@@ -126,8 +126,8 @@ class Numbering:
         stage."""
         if counts is Counts.MICROBATCHES:
             return self.microbatches
-        if counts is Counts.STAYS:
-            return len(self.stays.of_stage[stage]) if self.stays else 1
+        if counts is Counts.RESIDENCIES:
+            return len(self.residencies.of_stage[stage]) if self.residencies else 1
         return self.reductions if counts is Counts.REDUCTIONS else 1
 
     def first_for(self, kind: AnyKind, stage: int, number: int) -> int:

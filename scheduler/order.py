@@ -63,10 +63,10 @@ class Order:
         return tuple(map(_has_weights_in_turn, self.rows))
 
     @cached_property
-    def weights_in_stays(self) -> tuple[bool, ...]:
+    def weights_by_residency(self) -> tuple[bool, ...]:
         """By rank, whether each weight gradient comes before any forward or input gradient of
         another stage."""
-        return tuple(map(_has_weights_in_stays, self.rows))
+        return tuple(map(_has_weights_by_residency, self.rows))
 
     def without_weights(self) -> "Order":
         """The same order without weight gradients, which then go wherever there is time."""
@@ -117,11 +117,11 @@ class Order:
         where = _placement(rows, placement, chunks)
         microbatches = 1 + max(task.microbatch for row in rows for task in row)
         for rank, (number, _) in enumerate(lines):
-            lanes = {
+            microbatches_of = {
                 stage: range(where.pipe_of(rank, stage), microbatches, where.pipes)
                 for stage in where.stages_of(rank)
             }
-            _check(number, rows[rank], lanes)
+            _check(number, rows[rank], microbatches_of)
         return cls(where, microbatches, tuple(rows))
 
 
@@ -183,13 +183,13 @@ _BEFORE: dict[AnyKind, Kind] = {
 }
 
 
-def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
+def _check(number: int, row: tuple[Task, ...], microbatches_of: dict[int, range]) -> None:
     """Each kind on each stage has every microbatch of its pipe once and in order, a backward after
     its forward."""
     done: dict[tuple[AnyKind, int], int] = {}
     for task in row:
         kind, stage, microbatch, _ = task
-        due = done.get((kind, stage), lanes[stage].start)
+        due = done.get((kind, stage), microbatches_of[stage].start)
         if microbatch != due:
             what = (
                 "stands there twice"
@@ -200,14 +200,17 @@ def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
                 f"line {number}: {task} {what}; expected each microbatch once, in order"
             )
         before = _BEFORE.get(kind)
-        if before is not None and done.get((before, stage), lanes[stage].start) <= microbatch:
+        if (
+            before is not None
+            and done.get((before, stage), microbatches_of[stage].start) <= microbatch
+        ):
             raise ValueError(
                 f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected "
                 "it after"
             )
-        done[kind, stage] = due + lanes[stage].step
+        done[kind, stage] = due + microbatches_of[stage].step
     split = any(task.kind is Kind.INPUT for task in row)
-    for stage, microbatches in lanes.items():
+    for stage, microbatches in microbatches_of.items():
         for kind in (
             Kind.FORWARD,
             Kind.INPUT if split else Kind.BACKWARD,
@@ -245,7 +248,7 @@ def _has_weights_in_turn(row: tuple[Task, ...]) -> bool:
     return True
 
 
-def _has_weights_in_stays(row: tuple[Task, ...]) -> bool:
+def _has_weights_by_residency(row: tuple[Task, ...]) -> bool:
     named = any(task.kind is Kind.WEIGHT for task in row)
     waiting: set[tuple[int, int]] = set()  # weight gradients that are to run
     for kind, stage, number, _ in row:

@@ -79,7 +79,7 @@ class Placement(Protocol):
         evaluation."""
         return self
 
-    def seats(self) -> Iterator[tuple[int, int]]:
+    def stage_copies(self) -> Iterator[tuple[int, int]]:
         """For each rank, the pipe and stage of the shallowest stage that it holds: an address of
         the rank."""
         for rank in range(self.ranks):

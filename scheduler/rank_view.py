@@ -1,15 +1,19 @@
 """What a policy may look at of a rank: see `policies.policy.View`."""
 
+# What a policy sees is a matter of proof: `policies/policy.py` argues with counts of this rank
+# alone. So a view has no clock, no news of other ranks but what messages said, and no way to change
+# what is counted.
+
 from collections.abc import Mapping
 from typing import Any
 
+from .counters import Counters, Gate
 from .job import Job
 from .lacks import Coordinates
-from .lane import Gate, Lane
 from .message import Meaning, Message
 from .placement import Placement
 from .resources import Resources
-from .stash import StashMove
+from .stash_places import StashMove
 from .task import AnyKind, Kind, Task
 
 
@@ -37,25 +41,25 @@ class RankView:
     reached: dict[Any, int]
     end: int | None
     pipe_of: dict[int, int]  # pipe of each stage of this rank
-    _lanes: Mapping[int, Lane]
+    _counters: Mapping[int, Counters]
     _resources: Resources
 
     def started(self, kind: AnyKind, stage: int) -> int:
         """Number of tasks of a kind that have started on a stage of this rank."""
-        return self._lanes[stage].count[kind] // self.placement.pipes
+        return self._counters[stage].count[kind] // self.placement.pipes
 
     # In flight ends at the start of a backward, so that a stream takes the next forward behind it.
     def in_flight_of(self, stage: int) -> int:
         """Number of microbatches in flight on one stage of this rank."""
         back = Kind.INPUT if self.job.splits else Kind.BACKWARD
-        under_way = self._lanes[stage].part[Kind.FORWARD] > 0  # in pieces
+        under_way = self._counters[stage].part[Kind.FORWARD] > 0  # in pieces
         return self.started(Kind.FORWARD, stage) + under_way - self.started(back, stage)
 
     def forwards_left(self, task: Task) -> bool:
         """Some forwards of the task's step have not started on the task's stage."""
-        lane = self._lanes[task.stage]
-        under_way = lane.part[Kind.FORWARD] > 0  # in pieces
-        started = lane.count[Kind.FORWARD] + under_way * self.placement.pipes
+        counters = self._counters[task.stage]
+        under_way = counters.part[Kind.FORWARD] > 0  # in pieces
+        started = counters.count[Kind.FORWARD] + under_way * self.placement.pipes
         if self.end is not None and started >= self.end:
             return False
         step = task.microbatch // self.microbatches
@@ -71,13 +75,13 @@ class RankView:
         """The device has room for the stash that work on a stage makes or brings back."""
         return self._resources.admits_stash(move, stage, is_near)
 
-    def has_stepped(self, stage: int, stay: int) -> bool:
-        """The weights that a stay of a stage is for have been stepped."""
-        return self._lanes[stage].count[Gate.STEPPED] > stay
+    def has_stepped(self, stage: int, residency: int) -> bool:
+        """The weights that a residency of a stage is for have been stepped."""
+        return self._counters[stage].count[Gate.STEPPED] > residency
 
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
         """Every message of that meaning up to and including that number is here."""
-        return self._lanes[stage].count[meaning] > number
+        return self._counters[stage].count[meaning] > number
 
     def is_here(self, message: Message) -> bool:
         """The message is addressed to a stage of this rank."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 
+from .counters import Counters, Gate
 from .job import Job
 from .lacks import Coordinates
-from .lane import Gate, Lane
 from .message import Message
 from .plural import plural
 from .resources import Resources
@@ -14,7 +14,7 @@ from .task import Task
 
 
 class IllegalMove(AssertionError):
-    """An event that cannot happen. Nothing was changed, and the text tells the lane's story."""
+    """An event that cannot happen. Nothing was changed, and the text tells the counters' story."""
 
 
 class Refusals:
@@ -33,7 +33,7 @@ class Refusals:
         self._table, self._running, self._resources = table, running, resources
 
     def row_of(self, task: Task, to: str) -> Entry:
-        """The row of a task, and its lane.
+        """The row of a task, and its counters.
 
         Args:
             to: what was to be done with the task, for the text.
@@ -50,14 +50,18 @@ class Refusals:
         """Raise `IllegalMove` for a task that is no ready head."""
         kind, stage, number, part = task
         entry = self.row_of(task, "start")
-        row, lane = entry.row, entry.lane
-        if number != lane.count[kind] or part != lane.part[kind] or not lane.is_ready(kind):
-            piece = f"piece {lane.part[kind]} is next; " if part != lane.part[kind] else ""
+        row, counters = entry.row, entry.counters
+        if (
+            number != counters.count[kind]
+            or part != counters.part[kind]
+            or not counters.is_ready(kind)
+        ):
+            piece = f"piece {counters.part[kind]} is next; " if part != counters.part[kind] else ""
             raise IllegalMove(f"{task} cannot start: {piece}{self.story(stage)}")
         if (kind, stage) in self._running.untold:
             raise IllegalMove(f"{task} cannot start: it runs; {self.story(stage)}")
-        if (row.in_turn or row.in_order) and not self._resources.has_turn(row, task):
-            raise IllegalMove(f"{task} cannot start: it is not its turn; {self.story(stage)}")
+        if (row.by_ticket or row.in_order) and not self._resources.may_go(row, task):
+            raise IllegalMove(f"{task} cannot start: another comes first; {self.story(stage)}")
         if row.takes is not None and not self._resources.has_place(row):
             raise IllegalMove(
                 f"{task} cannot start: no {row.takes.value} is free; {self.story(stage)}"
@@ -83,8 +87,8 @@ class Refusals:
         if not self._running.may_finish(task):
             raise IllegalMove(f"{task} cannot finish: {self.story(task.stage)}")
 
-    def addressed(self, message: Message, end: int | None) -> Lane:
-        """The lane that a message is for.
+    def addressed(self, message: Message, end: int | None) -> Counters:
+        """The counters that a message is for.
 
         Args:
             end: number of microbatches there are; None as long as that is not known.
@@ -93,23 +97,23 @@ class Refusals:
         """
         meaning, stage, number = message.meaning, message.stage, message.number
         is_here = self._pipe_of.get(stage) == message.pipe
-        lane = self._table.lane_of(message) if is_here else None
-        lanes = self._table.lanes
-        if lane is None:
-            raise IllegalMove(f"{message}: {self._me} holds stages {sorted(lanes)}")
-        if refusal := lane.refusal(meaning, number):
-            raise IllegalMove(f"{message} {refusal}: {lane}")
-        weights = lanes[stage].count[Gate.WEIGHTS]
+        counters = self._table.counters_for(message) if is_here else None
+        counters_of = self._table.counters_of
+        if counters is None:
+            raise IllegalMove(f"{message}: {self._me} holds stages {sorted(counters_of)}")
+        if refusal := counters.refusal(meaning, number):
+            raise IllegalMove(f"{message} {refusal}: {counters}")
+        weights = counters_of[stage].count[Gate.WEIGHTS]
         if self._job.trains and (not meaning.of_a_microbatch or number >= weights):
             step, _ = self._job.step_of(weights)
-            if lane.step_of(meaning, number) > step:
+            if counters.step_of(meaning, number) > step:
                 raise IllegalMove(
-                    f"{message} is of step {lane.step_of(meaning, number)}, neither this one nor "
-                    f"the next: {lane}"
+                    f"{message} is of step {counters.step_of(meaning, number)}, neither this one "
+                    f"nor the next: {counters}"
                 )
         if not self._job.trains and end is not None and number >= end:
-            raise IllegalMove(f"{message}, but there are {plural(end, 'microbatch')}: {lane}")
-        return lane
+            raise IllegalMove(f"{message}, but there are {plural(end, 'microbatch')}: {counters}")
+        return counters
 
     def check_end(self, message: Message, end: int | None) -> None:
         """Raise `IllegalMove` for an end of the data that cannot be.
@@ -127,6 +131,6 @@ class Refusals:
 
     def story(self, stage: int) -> str:
         """How far all work of a stage has come, as text."""
-        if stage not in self._table.lanes:
-            return f"rank {self._me.rank} holds stages {sorted(self._table.lanes)}"
+        if stage not in self._table.counters_of:
+            return f"rank {self._me.rank} holds stages {sorted(self._table.counters_of)}"
         return self._table.story(stage)

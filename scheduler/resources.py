@@ -1,45 +1,49 @@
-"""What the work of a rank shares: places of which there are a few, and turns."""
+"""What the work of a rank shares: places of which there are a few, and tickets."""
 
 #   slots, host slots, gathered stages   a number of each; a row takes one and another row frees it
-#   places for stashes                   on the device; see `stash.py`
-#   turns of collectives                 in the order that the group's lowest rank gives
+#   places for stashes                   on the device; see `stash_places.py`
+#   tickets of collectives               in the order that the group's lowest rank gives
 #   gathered stages in their order       the same on all ranks of a group
 
 from collections.abc import Mapping
 
+from .counters import Counters
 from .job import Job
-from .lane import Lane
 from .rules import Pool, Row
-from .stash import StashMove, StashRooms
+from .stash_places import StashMove, StashPlaces
 from .task import Kind, Task
-from .turns import Turns, Which
+from .tickets import Tickets, Which
 
 
 class Resources:
-    """Places and turns of one rank.
+    """Places and tickets of one rank.
 
     Args:
-        turns: turns of the groups that buckets here belong to, by stage and bucket.
-        lanes: lane of each stage.
+        tickets: tickets of the groups that buckets here belong to, by stage and bucket.
+        counters_of: counters of each stage.
     Attributes:
-        turns: see above.
+        tickets: see above.
         order_of_stays: stages of this rank in the order in which their weights are gathered.
     """
 
     def __init__(
-        self, job: Job, rank: int, turns: Mapping[Which, Turns], lanes: Mapping[int, Lane]
+        self,
+        job: Job,
+        rank: int,
+        tickets: Mapping[Which, Tickets],
+        counters_of: Mapping[int, Counters],
     ) -> None:
-        self.turns, self._lanes = turns, lanes
-        self._gathered = job.stays.room if job.stays else 0
+        self.tickets, self._counters = tickets, counters_of
+        self._gathered = job.residencies.capacity if job.residencies else 0
         self._free = {
             Pool.SLOTS: job.slots,
-            Pool.ON_HOST: job.host_rooms,
-            Pool.ROOMS: self._gathered,
+            Pool.ON_HOST: job.host_slots,
+            Pool.WHOLE: self._gathered,
         }
         offloads_stash = job.offloads_stash(rank)
-        self._stash = StashRooms(job.held_on_device, lanes) if offloads_stash else None
-        self.order_of_stays = job.stays.order[rank] if job.stays else ()
-        self._stays_begun = 0
+        self._stash = StashPlaces(job.held_on_device, counters_of) if offloads_stash else None
+        self.in_order = job.residencies.order[rank] if job.residencies else ()
+        self._residencies_begun = 0
 
     def on_device(self, held: int) -> int:
         """Of the microbatches that hold memory here, how many hold it on the device."""
@@ -52,33 +56,33 @@ class Resources:
     @property
     def none_gathered(self) -> bool:
         """All whole weights have been let go."""
-        return self._free[Pool.ROOMS] == self._gathered
+        return self._free[Pool.WHOLE] == self._gathered
 
-    def has_turn(self, row: Row, task: Task) -> bool:
-        """The task needs no turn, or the next one of its group is for its bucket; and stays begin
-        in their order."""
+    def may_go(self, row: Row, task: Task) -> bool:
+        """The task needs no ticket, or the next one of its group is for its bucket; and residencies
+        begin in their order."""
         which = task.stage, task.part
-        order = self.order_of_stays
-        if row.in_order and order[self._stays_begun % len(order)] != task.stage:
+        order = self.in_order
+        if row.in_order and order[self._residencies_begun % len(order)] != task.stage:
             return False
-        return not row.in_turn or self.turns[which].is_for(which)
+        return not row.by_ticket or self.tickets[which].is_for(which)
 
     def has_place(self, row: Row) -> bool:
         """The work takes nothing that a rank has a few of, or one is free."""
         return row.takes is None or self._free[row.takes] > 0
 
     def take(self, row: Row, whole: bool, task: Task) -> None:
-        """Take the turn and the places that a task takes when it starts.
+        """Take the ticket and the places that a task takes when it starts.
 
         Args:
             whole: it is no piece, or the last one.
         """
         _, stage, number, part = task
-        if row.in_turn:
-            self.turns[stage, part].take()
+        if row.by_ticket:
+            self.tickets[stage, part].take()
         if row.takes is not None:
             self._free[row.takes] -= 1
-            self._stays_begun += row.in_order
+            self._residencies_begun += row.in_order
         if self._stash is None or row.stash is None or not whole:
             return
         if row.stash is StashMove.BRINGS_BACK:
@@ -86,7 +90,7 @@ class Resources:
         elif row.stash is StashMove.MAKES and self._stash.make(stage):
             # One that stays on the device is neither taken down nor brought back.
             for kind in (Kind.OFFLOAD, Kind.RELOAD):
-                self._lanes[stage].skip(kind, number)
+                self._counters[stage].skip(kind, number)
 
     def give_back(self, row: Row, stage: int, number: int) -> None:
         """Free the places that a task, which has finished, was the last to need."""

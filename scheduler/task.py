@@ -3,10 +3,10 @@
 # It prints the same everywhere (logs, traces, tests, errors): ``F2.7`` is the forward of stage 2
 # for microbatch 7, and ``Task.parse`` reads it back. Microbatches are numbered on over the steps of
 # a run: microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. Work
-# that is done once a step counts steps instead. Reductions and stays count on over the steps as
-# microbatches do. Some tasks are done part by part. ``step2.5`` is the optimizer step of the first
-# bucket of stage 2 at the end of step 5, and ``step2.5/1`` that of the next bucket. ``W2.7`` is the
-# first piece of a weight gradient, and ``W2.7/1`` the next piece.
+# that is done once a step counts steps instead. Reductions and residencies count on over the steps
+# as microbatches do. Some tasks are done part by part. ``step2.5`` is the optimizer step of the
+# first bucket of stage 2 at the end of step 5, and ``step2.5/1`` that of the next bucket. ``W2.7``
+# is the first piece of a weight gradient, and ``W2.7/1`` the next piece.
 
 import re
 from enum import Enum
@@ -21,7 +21,8 @@ class Counts(Enum):
     MICROBATCHES = "microbatches"
     STEPS = "steps"
     REDUCTIONS = "reductions"  # of a bucket's gradient over its copies, `Job.reductions` a step
-    STAYS = "stays"  # of a stage's whole weights, as `Job.stays` says; one a step by default
+    # of a stage's whole weights, as `Job.residencies` says; one a step by default
+    RESIDENCIES = "residencies"
 
 
 class Part(Enum):
@@ -60,7 +61,7 @@ class AnyKind(Vocabulary):
     Args:
         notation: how the kind prints.
         label: name of the kind in words, for texts.
-        counts: what `Task.microbatch` counts: microbatches, steps, reductions or stays.
+        counts: what `Task.microbatch` counts: microbatches, steps, reductions or residencies.
         part: what `Task.part` says: nothing, a bucket or a piece.
         place: where the work runs, see `Place`.
     """
@@ -95,7 +96,7 @@ class Kind(AnyKind):
     # Where copies add up in groups first:
     ACROSS = "across", "sum of a shard over groups", Counts.STEPS, Part.BUCKET
     JOIN = "join", "total of a shard put together", Counts.STEPS, Part.BUCKET
-    ANNOUNCE = "announce", "turn of a bucket", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to all
+    ANNOUNCE = "announce", "ticket of a bucket", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to all
     COLLECT = "collect", "sum by the library", Counts.STEPS, Part.BUCKET, Place.BESIDE
     NORM = "norm", "norms of a stage's gradients", Counts.STEPS
     VOTE = "vote", "norm of all gradients", Counts.STEPS  # from those of the stages
@@ -107,11 +108,12 @@ class Kind(AnyKind):
     UNLOAD = "unload", "gradient taken out", Counts.STEPS, Part.BUCKET, Place.BESIDE
     HOST_STEP = "hoststep", "optimizer step on the host", Counts.STEPS, Part.BUCKET, Place.BESIDE
     LOAD = "load", "weights taken to the device", Counts.STEPS, Part.BUCKET, Place.BESIDE
-    GATHER = "gather", "weights of all shards", Counts.STAYS, Part.BUCKET
-    # Where weights are whole for a stay alone:
-    BRING = "bring", "weights brought in", Counts.STAYS, Part.NONE, Place.BESIDE  # from scratch
-    SHARE = "share", "weights of the own shard sent", Counts.STAYS
-    RELEASE = "release", "whole weights let go", Counts.STAYS
+    GATHER = "gather", "weights of all shards", Counts.RESIDENCIES, Part.BUCKET
+    # Where weights are whole for a residency alone:
+    # from scratch:
+    BRING = "bring", "weights brought in", Counts.RESIDENCIES, Part.NONE, Place.BESIDE
+    SHARE = "share", "weights of the own shard sent", Counts.RESIDENCIES
+    RELEASE = "release", "whole weights let go", Counts.RESIDENCIES
     # Where stashes leave the device:
     OFFLOAD = "offload", "stash taken out", Counts.MICROBATCHES, Part.NONE, Place.BESIDE
     RELOAD = "reload", "stash brought back", Counts.MICROBATCHES, Part.NONE, Place.BESIDE
@@ -127,7 +129,7 @@ class Task(NamedTuple):
         kind: kind of the work.
         stage: stage index over the whole model, from 0; stage 0 holds the first layers.
         microbatch: running number over all steps, from 0, of what `kind.counts` says: a microbatch,
-            a step, a reduction or a stay.
+            a step, a reduction or a residency.
         part: index of the bucket on the stage, for work on a bucket; index of the piece, for a
             forward, a whole backward or a weight gradient in pieces; else 0.
     """

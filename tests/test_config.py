@@ -244,6 +244,8 @@ def test_a_key_that_was_renamed_is_refused_with_its_new_name() -> None:
 def test_a_key_that_is_gone_is_refused_with_what_to_do_instead() -> None:
     with pytest.raises(ConfigError, match="schedule.replan is gone: .* schedule.costs makes one"):
         Config.read({"schedule": {"replan": 3}})
+    with pytest.raises(ConfigError, match="start_patience_s is gone: run.patience_s is how long"):
+        Config.read({"run": {"start_patience_s": 60.0}})
     of_now = {"schedule": {"replan": 0}, "optimizer": {"speculate": "auto"}}
     assert Config.read(of_now) == Config()
 
@@ -254,6 +256,13 @@ def test_what_a_former_version_has_written_is_read_without_keys_that_are_gone() 
         "schedule": {"max_held": 2},
         "memory": {"offload": "cpu", "zero": 1},
     }
+
+
+@pytest.mark.parametrize(("shard", "group"), [(2, 2), (0, 4)])
+def test_a_key_that_has_gone_to_another_section_is_read_there(shard: int, group: int) -> None:
+    saved = {"memory": {"zero": 1, "shard": shard}, "parallel": {"data": 4, "group": 4}}
+    found = {"memory": {"zero": 1}, "parallel": {"data": 4, "group": group}}
+    assert with_present_names(saved) == found
 
 
 def test_a_scaling_that_a_former_version_has_written_is_one_key_now() -> None:

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from axrt.runtime.exchange import Exchange
-from axrt.transport.note import Note, Topic
+from axrt.transport.control import ControlMessage, Topic
 
 
 class Listens:
@@ -14,7 +14,7 @@ class Listens:
 
     def __init__(self) -> None:
         self.exchange = Exchange(self, 0, 3)  # type: ignore[arg-type]
-        self.coming: list[tuple[int, Note, object]] = []
+        self.coming: list[tuple[int, ControlMessage, object]] = []
         self.owing: list[set[int]] = []
 
     def listen(
@@ -22,12 +22,12 @@ class Listens:
     ) -> None:
         while not until():
             self.owing.append(set(owing()))
-            source, note, payload = self.coming.pop(0)
-            self.exchange.hear(source, 0, note, payload)
+            source, control, payload = self.coming.pop(0)
+            self.exchange.hear(source, 0, control, payload)
 
 
-def part(about: int) -> Note:
-    return Note(Topic.EXCHANGED, about, 1)
+def part(about: int) -> ControlMessage:
+    return ControlMessage(Topic.EXCHANGED, about, 1)
 
 
 def test_a_rank_owes_until_its_last_part_has_come() -> None:

@@ -152,10 +152,10 @@ def test_the_page_of_the_configuration_has_every_key_with_its_default_and_no_oth
 def test_the_map_of_rooms_names_every_folder_and_no_other() -> None:
     """A line of the map may begin with a folder. Where it lists files, it lists all of that one."""
     page = (ROOT / "docs" / "design.md").read_text()
-    rooms = re.search(r"^## The rooms\n+.*?```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    assert rooms
+    folders = re.search(r"^## The folders\n+.*?```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert folders
     named: dict[str, list[str]] = {}
-    for line in rooms[1].splitlines():
+    for line in folders[1].splitlines():
         if not line.startswith(" "):
             folder = line.split()[0]
             named[folder] = []

@@ -1,5 +1,9 @@
 """Files that exist as a whole or not at all, whatever ends the process or the machine."""
 
+# The order is the promise: bytes on disk, then the name, then the directory. Whoever is killed in
+# between leaves the old file, or the new one. A disk that is full leaves the old one, too, and what
+# was begun is removed, for its room is what the next try needs.
+
 import os
 import zlib
 from collections.abc import Iterator

@@ -5,6 +5,10 @@ and behind it the tensors that it names."""
 #   JSON           the state; a tensor stands as {"tensor": [dtype, shape]}, a tuple as {"tuple":
 #                  [...]}, a dictionary as {"dict": [[key, value], ...]}
 #   tensors        their bytes, in the order of the text
+#
+# A pickle would take any state, and would run what it finds when it is read. A checkpoint may come
+# from anybody, so nothing in it is code, and a state that JSON and tensors cannot hold is refused
+# when the run starts, not at its first save.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,23 +1,23 @@
 """Copies of all ranks' state in memory, each on its own host and on another one: what a job that is
 started again goes on from, without a disk."""
 
-#   keep     each rank writes its part into the memory of its host, and sends it to its keeper
+#   keep     each rank writes its part into the memory of its host, and sends it to its partner
 #   whole    when every part is on two hosts, the parts of earlier steps are removed
 #   recall   a new job looks at what its hosts have, and each rank takes its own part; what a host
-#            has lost comes from the keeper, and another layout takes parts of several ranks
+#            has lost comes from the partner, and another layout takes parts of several ranks
 #
 # A file in the folder of checkpoints names the run, so nothing of another one is taken. It is void
 # once a run goes back to an older checkpoint.
 #
-# Each rank writes its part as files into the memory of its host, from where its tensors
-# are, while their buckets are lent. An errand sends the files to a rank of the next host, one at a
-# time, and another one takes those of whom this rank keeps. A part has a manifest with digests, and
-# is renamed when it is whole. When all parts are on two hosts the main rank says so, and earlier
-# steps are removed: at any moment the parts of one step are whole on two hosts. Where a write or a
-# read fails, on either side, the manifest does not fit or does not come, the copy before stands,
-# and what there is of the new one is removed. The file `.memory` in the folder of checkpoints has
-# the drawn name of the run and the mark of the job that keeps: parts of two jobs, which may have
-# come to one step in two ways, never go together. It is void once the run goes back.
+# Each rank writes its part as files into the memory of its host, from where its tensors are, while
+# their buckets are lent. A coroutine sends the files to a rank of the next host, one at a time, and
+# another one takes those of whom this rank keeps. A part has a manifest with digests, and is
+# renamed when it is whole. When all parts are on two hosts the main rank says so, and earlier steps
+# are removed: at any moment the parts of one step are whole on two hosts. Where a write or a read
+# fails, on either side, the manifest does not fit or does not come, the copy before stands, and
+# what there is of the new one is removed. The file `.memory` in the folder of checkpoints has the
+# drawn name of the run and the mark of the job that keeps: parts of two jobs, which may have come
+# to one step in two ways, never go together. It is void once the run goes back.
 #
 # A load asks all ranks what their hosts have, which layers and shards they hold now, and plans
 # alike on each (`recall_plan.py`). Where all hold what they held, each takes its own part.
@@ -37,16 +37,16 @@ from typing import NamedTuple
 from axrt.device.queues import NOW
 from axrt.device.thread_queue import ThreadQueue
 from axrt.errors import ConfigError
-from axrt.runtime.errand import Errand, Steps, run_on
+from axrt.runtime.coroutine import Coroutine, Steps, run_on
 from axrt.runtime.exchange import Exchange
 from axrt.store.local_model import LocalModel
-from axrt.transport.note import MAIN, Note, Topic
+from axrt.transport.control import MAIN, ControlMessage, Topic
 
 from .host_memory import HostMemory, Part
-from .keepers import keepers_of
 from .layers import place_of
 from .manifest import Manifest
 from .memory_run import NAME, MemoryRun
+from .partners import partners_of
 from .pieces import cut_of
 from .recall_plan import Offer, Plan, Wanted, plan_recall, transfers
 from .transfer import Transfer, fault_of
@@ -88,7 +88,7 @@ class JobMemory:
         self._say = say or to_stderr
         self._known_hosts: list[str] = []
         self._keeps = 0
-        self._under_way: Errand[str] | None = None
+        self._under_way: Coroutine[str] | None = None
         self._is_alone = False  # all ranks that are left are on one host
         self._run = ""  # of the copies that this job keeps
         self._mark = ""  # of this job
@@ -119,7 +119,7 @@ class JobMemory:
                 every rank.
         """
         try:
-            keepers_of(self._hosts())
+            partners_of(self._hosts())
         except ConfigError as error:
             if must:
                 raise
@@ -160,7 +160,7 @@ class JobMemory:
         if self._is_alone:
             return
         self.finish()
-        keepers = keepers_of(self._hosts())
+        partners = partners_of(self._hosts())
 
         def begun() -> tuple[str, str, str]:
             goes_on = self._recalled is not None and self._recalled[0] == folder.resolve()
@@ -173,12 +173,12 @@ class JobMemory:
         self._keeps += 1
         manifest, here = make_manifest(), self._on_host(self._run, self._mark)
         for source in range(self._size):
-            if keepers[source] == self._rank:
+            if partners[source] == self._rank:
                 self._exchange.begin(self._transfer.receiving(self._keeps, source, here, source))
         part = Part(manifest.step, self._rank, self._size, cut)
         steps = self._writing(part, manifest, write, here)
         self._under_way = self._exchange.begin(
-            self._keeping(self._keeps, folder, part, steps, keepers[self._rank], here, left)
+            self._keeping(self._keeps, folder, part, steps, partners[self._rank], here, left)
         )
 
     # A part in memory is written from where tensors are, while their buckets are lent. A snapshot
@@ -225,14 +225,14 @@ class JobMemory:
         folder: Path,
         part: Part,
         steps: Steps[None],
-        keeper: int,
+        partner: int,
         here: HostMemory,
         left: str,
     ) -> Steps[str]:
         fault = yield from fault_of(steps)
         path = None if fault else here.path_of(part)
-        fault = (yield from self._transfer.sending(number, part, keeper, path)) or fault
-        self._exchange.tell(MAIN, Note(Topic.KEPT, self._rank, number), fault)
+        fault = (yield from self._transfer.sending(number, part, partner, path)) or fault
+        self._exchange.tell(MAIN, ControlMessage(Topic.KEPT, self._rank, number), fault)
         if self._rank == MAIN:
             kept = self._exchange.claim(Topic.KEPT, number, range(self._size))
             yield kept
@@ -240,7 +240,7 @@ class JobMemory:
             if not fault:
                 fault = yield from self._noted(folder, part.step)
             for rank in range(self._size):
-                self._exchange.tell(rank, Note(Topic.ALL_KEPT, MAIN, number), fault)
+                self._exchange.tell(rank, ControlMessage(Topic.ALL_KEPT, MAIN, number), fault)
         all_kept = self._exchange.claim(Topic.ALL_KEPT, number, [MAIN])
         yield all_kept
         fault = str(all_kept.in_order()[0])
@@ -274,9 +274,9 @@ class JobMemory:
 
     def finish(self) -> None:
         """Wait for the end of what is under way; every rank calls it."""
-        errand, self._under_way = self._under_way, None
-        if errand is not None:
-            self._exchange.finish(errand, "the end of a copy in memory")
+        coroutine, self._under_way = self._under_way, None
+        if coroutine is not None:
+            self._exchange.finish(coroutine, "the end of a copy in memory")
 
     # Recalling.
 
@@ -320,19 +320,20 @@ class JobMemory:
         Returns:
             What has gone wrong on some rank; "" where nothing has.
         """
-        errands: list[Errand[str]] = []
+        coroutines: list[Coroutine[str]] = []
         for part, sender, to in moves:
             self._keeps += 1
             if self._rank == sender:
                 path = here.path_of(part)
-                errands.append(
+                coroutines.append(
                     self._exchange.begin(self._transfer.sending(self._keeps, part, to, path))
                 )
             if self._rank == to:
                 coming = self._transfer.receiving(self._keeps, part.rank, here, sender)
-                errands.append(self._exchange.begin(coming))
+                coroutines.append(self._exchange.begin(coming))
         faults = [
-            self._exchange.finish(errand, "parts in memory of other hosts") for errand in errands
+            self._exchange.finish(coroutine, "parts in memory of other hosts")
+            for coroutine in coroutines
         ]
         # A rank may take what has come to another one of its host, so each waits for all.
         everyones = self._exchange.gathered("; ".join(filter(None, faults)))

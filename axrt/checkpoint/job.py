@@ -1,6 +1,24 @@
 """Saving and loading by all ranks of a job together: each rank writes its own files, and the main
 rank the manifest of all."""
 
+#   agree      every rank asks for the same save; the main rank looks at name, lock and disk
+#   write      each rank that writes has files of its own in `step-N.partial`, and tells the main
+#              rank the size and digest of each, or what has gone wrong
+#   publish    the main rank writes the manifest, renames the directory, then names it in `latest`
+#
+# Each layer has a file of weights and one of optimizer state, by name, so a checkpoint knows no
+# layout: any number of ranks takes one that any other number has written. Replica 0 writes; where
+# each copy has a shard of the state, the others send it theirs.
+#
+# A rank that cannot write still tells: the main rank waits for each writer's word. With one fault
+# the save has failed on all ranks, `.partial` is removed, and what was saved before stands. A rank
+# that dies leaves `.partial` behind, which no load looks at and the next save removes.
+#
+# Whether the save is waited for or goes on beside training is said by `put` alone: the steps are
+# one coroutine (`runtime/coroutine.py`), whose writing is done here and now or on a thread. A
+# second save that comes while one is under way is not begun, on any rank; the main rank's word
+# decides, as it is the last to be done with one.
+
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -9,10 +27,10 @@ from typing import Any
 
 from axrt.device.thread_queue import ThreadQueue
 from axrt.errors import AxrtError, ConfigError, SaveError
-from axrt.runtime.errand import Errand, Put, Steps, at_once, run_on
+from axrt.runtime.coroutine import Coroutine, Put, Steps, at_once, run_on
 from axrt.runtime.exchange import Exchange
 from axrt.store.local_model import LocalModel
-from axrt.transport.note import MAIN, Note, Topic
+from axrt.transport.control import MAIN, ControlMessage, Topic
 
 from .folder import (
     begin,
@@ -52,7 +70,7 @@ class JobCheckpoints:
         self._exchange, self._rank, self._layers = exchange, rank, list(layers)
         self._say = say or to_stderr
         self._saves = 0
-        self._under_way: Errand[str] | None = None
+        self._under_way: Coroutine[str] | None = None
         self._folders = OwnFolders(self._say, memory)
         self._loading = Loading(exchange, rank, layers, self._say, memory, self._folders)
 
@@ -84,8 +102,8 @@ class JobCheckpoints:
         self.finish()
         manifest = self._begun(checkpoint, make_manifest, replaces)
         steps = self._steps(checkpoint, manifest, write, writers, at_once, replaces)
-        errand = self._exchange.begin(steps)
-        fault = self._exchange.finish(errand, f"all parts of {checkpoint}")
+        coroutine = self._exchange.begin(steps)
+        fault = self._exchange.finish(coroutine, f"all parts of {checkpoint}")
         if fault := self._exchange.broadcast(fault):
             raise SaveError(fault)
 
@@ -140,10 +158,10 @@ class JobCheckpoints:
         Returns:
             What has gone wrong; "" where nothing has.
         """
-        errand, self._under_way = self._under_way, None
-        if errand is None:
+        coroutine, self._under_way = self._under_way, None
+        if coroutine is None:
             return ""
-        fault = self._exchange.finish(errand, "the end of a save")
+        fault = self._exchange.finish(coroutine, "the end of a save")
         return str(self._exchange.broadcast(fault))
 
     def _begun(
@@ -192,7 +210,7 @@ class JobCheckpoints:
         if steps is not None:
             told = yield from _outcome(steps)
             if self._rank in writers:
-                self._exchange.tell(MAIN, Note(Topic.SAVED, self._rank, number), told)
+                self._exchange.tell(MAIN, ControlMessage(Topic.SAVED, self._rank, number), told)
         if manifest is None:
             return ""
         saved = self._exchange.claim(Topic.SAVED, number, writers)

@@ -68,15 +68,15 @@ class CheckedLayers:
             AxrtError: a file has changed since it was checked.
         """
         mine = {name: self.states[name] for name, _ in bucket.named if name in self.states}
-        rooms = bucket.state.rooms_for(mine)
+        views = bucket.state.tensors_for(mine)
         copy_all(
             [
-                (self.optimizers[layer_of(name)], f"{name}/{key}", room)
-                for name, state in rooms.items()
-                for key, room in state.tensors.items()
+                (self.optimizers[layer_of(name)], f"{name}/{key}", view)
+                for name, state in views.items()
+                for key, view in state.tensors.items()
             ]
         )
-        return rooms
+        return views
 
 
 def weights_file(place: int) -> str:
@@ -284,7 +284,7 @@ def check_savable(model: LocalModel) -> None:
                     "into them"
                 )
         loads = [name for name, of in layer.named_modules(prefix=str(place)) if has_own_loading(of)]
-        if loads and any(bucket.has_stays for bucket in model.buckets_with(layer)):
+        if loads and any(bucket.has_residencies for bucket in model.buckets_with(layer)):
             raise DataError(
                 f"{loads[0]} loads in a way of its own, and its weights are not here between steps "
                 "(memory.zero = 3 or memory.offload_parameters); expected memory.zero = 2 at most, "

@@ -3,6 +3,14 @@ disk or in memory."""
 
 # A load takes nothing before all ranks have looked at their part. So what is refused, or damaged on
 # one rank, leaves every rank as it was, and the next candidate is tried by all.
+#
+# Candidates are tried from the newest on: on a disk, and in memory, where that is newer. One is
+# passed over only if it is damaged. One of another model, optimizer or format ends the load: it is
+# what the user has named, and an older one in its place would be another run without a word.
+#
+# The main rank alone lists the folder, and tells what it has found. Ranks that listed for
+# themselves could see different checkpoints on a file system that is slow to show new ones, and
+# would wait for each other over different files.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +21,7 @@ from shutil import rmtree
 from axrt.errors import ConfigError, DamagedError, SaveError
 from axrt.runtime.exchange import Exchange
 from axrt.store.local_model import LocalModel
-from axrt.transport.note import MAIN
+from axrt.transport.control import MAIN
 
 from .folder import candidates_at, folder_at, home_of, is_checkpoint, named_latest, none_in
 from .in_memory import JobMemory, Recalled

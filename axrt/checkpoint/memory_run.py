@@ -1,5 +1,9 @@
 """The file in a folder of checkpoints that names the run whose copies are in memory."""
 
+# What is in a host's memory may be of another run, another job of this one, or of before the run
+# went back. The name, the mark and the word void tell these apart, and the file is where the run
+# is: who has no access to the folder of checkpoints takes nothing from memory either.
+
 import json
 import re
 from pathlib import Path

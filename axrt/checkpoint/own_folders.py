@@ -1,6 +1,11 @@
 """The folders of checkpoints that this job writes to: no other run may, and what is later than
 the step that this run has gone back to is set aside before anything is written."""
 
+# A run that has gone back to step 100 must not leave checkpoints of step 260 that a later load
+# would find newest. But it may also have been started to look, and save nothing. So later ones are
+# moved away with its next save, not at the load, and moved, not removed. Damaged ones go with them,
+# whatever step they say.
+
 import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path

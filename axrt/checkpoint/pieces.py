@@ -6,6 +6,9 @@ in memory, which a rank of the same layout takes back as they are."""
 #   pieces-0003.safetensors   of each piece its tensors, by `SavedPiece.tensors`
 #
 # Ranks of another layout put whole layers together from the pieces of all ranks.
+#
+# No rank needs another one to write or to take these: copies in memory are made every few steps,
+# and messages for whole layers would cost as much as a step of ZeRO 3 each time.
 
 import json
 import zlib
@@ -81,7 +84,7 @@ def _whole_here(model: LocalModel, place: int, layer: nn.Module) -> LiveTensors:
         bucket = bucket_of(value)
         if bucket is None:  # narrow ones are published from their originals
             found[name] = Live(full(value), None, not isinstance(value, nn.Parameter))
-        elif not bucket.has_stays:
+        elif not bucket.has_residencies:
             found[name] = Live(value, bucket)
     return found
 

@@ -63,7 +63,7 @@ def plan_recall(offered: Sequence[Iterable[Offer]], wanted: Wanted) -> Plan:
                 for rank, of_rank in enumerate(plan.taken)
                 if any(wanted.hosts[one.holder] != wanted.hosts[rank] for one in of_rank)
             ]
-            who = f", those of {_ranks(lacking)} from their keepers" if lacking else ""
+            who = f", those of {_ranks(lacking)} from their partners" if lacking else ""
             return plan._replace(text=f"taken from memory: the copies of step {step}{who}")
     return Plan(text=_lost(kept[max(kept)])) if kept else Plan()
 

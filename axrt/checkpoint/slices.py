@@ -1,6 +1,14 @@
 """Files read slice by slice, several slices at a time: one thread alone leaves a disk idle while it
 computes a digest."""
 
+# Each slice has two digests. CRC-32 is the manifest's: that of a file follows from those of its
+# slices (`durable.crc_of_both`). XXH3 is this process's own, for the second reading, when the slice
+# is taken: it takes a twentieth of the time, and no other process has to agree on it.
+#
+# Files are read, not mapped. A page of a map that the disk cannot give ends the process with a
+# signal, where a read raises an error that all ranks can be told of; and a map would show a file
+# that is changed after it was checked.
+
 import os
 import threading
 import zlib

@@ -1,5 +1,11 @@
 """A part of what a rank keeps in memory goes to another host, file by file, while both train."""
 
+# Files go one at a time, and the next leaves when the one before is written: so a host needs memory
+# for one file more than it keeps, and a slow receiver holds no more of the sender's. The manifest
+# comes last. With it the receiver knows whether every file is what was sent, and only then the part
+# gets its name. A file that cannot be read is sent empty: the manifest does not fit then, and both
+# sides know.
+
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -12,10 +18,10 @@ from torch import Tensor
 
 from axrt.device.thread_queue import ThreadQueue
 from axrt.errors import ConfigError, SaveError
-from axrt.runtime.errand import Steps, run_on
+from axrt.runtime.coroutine import Steps, run_on
 from axrt.runtime.exchange import Exchange
 from axrt.scheduler.regular_file import opened
-from axrt.transport.note import Note, Topic
+from axrt.transport.control import ControlMessage, Topic
 
 from .durable import digits_of
 from .host_memory import HostMemory, Part
@@ -43,14 +49,14 @@ class Transfer:
             What has gone wrong there; "" where nothing has.
         """
         names = _names(path) if path else []
-        head = Note(Topic.PART, part.rank, _key(number, part.rank, 0))
+        head = ControlMessage(Topic.PART, part.rank, _key(number, part.rank, 0))
         self._exchange.tell(to, head, (tuple(part), names))
         fault = ""
         for index, name in enumerate(names, 1):
             assert path is not None
             data = yield from run_on(self._queue().put, partial(_read, path / name))
             key = _key(number, part.rank, index)
-            self._exchange.tell(to, Note(Topic.PART, part.rank, key), data)
+            self._exchange.tell(to, ControlMessage(Topic.PART, part.rank, key), data)
             taken = self._exchange.claim(Topic.PART_TAKEN, key, [to])
             yield taken
             fault = fault or str(taken.in_order()[0])
@@ -73,7 +79,7 @@ class Transfer:
             yield come
             take = partial(taking.take, name, come.in_order()[0])
             fault = yield from fault_of(run_on(self._queue().put, take))
-            self._exchange.tell(sender, Note(Topic.PART_TAKEN, self._rank, key), fault)
+            self._exchange.tell(sender, ControlMessage(Topic.PART_TAKEN, self._rank, key), fault)
             first_fault = first_fault or fault
         return first_fault
 

@@ -3,6 +3,10 @@
 # Either one bucket at a time is brought to the device and written from there, and no second copy of
 # the state is made. Or a snapshot has copied all of it, and is written while training goes on. The
 # steps are the same; where they run is said by `put`.
+#
+# A rank writes while it holds one bucket at a time, so files of a layer may be begun in one order
+# and ended in another. With shards it writes layer by layer, as what other ranks have of one comes
+# in; what they tell is written at once and let go.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +19,7 @@ from torch import Tensor, nn
 
 from axrt.device.queues import Queue
 from axrt.errors import DataError, SaveError
-from axrt.runtime.errand import Put, Steps, at_once, begin_on, run_on
+from axrt.runtime.coroutine import Put, Steps, at_once, begin_on, run_on
 from axrt.runtime.shard_exchange import ShardExchange
 from axrt.store.bucket import Bucket
 from axrt.store.local_model import LocalModel

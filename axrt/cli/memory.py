@@ -97,8 +97,8 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
         *found.unknown,
     ]
     of = found.config.memory
-    rooms = {"memory.device_gb": of.device_gb, "memory.scratch_gb": of.scratch_gb}
-    fit = [f"{key} = {room:g}: that fits" for key, room in rooms.items() if room]
+    limits = {"memory.device_gb": of.device_gb, "memory.scratch_gb": of.scratch_gb}
+    fit = [f"{key} = {limit:g}: that fits" for key, limit in limits.items() if limit]
     lines += [refused] if refused else fit
     lines += [str(one) for one in helpful] or ["no key that was tried would save 1 % of that"]
     return "\n".join(lines)

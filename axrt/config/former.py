@@ -28,6 +28,7 @@ class FormerValue(NamedTuple):
 RENAMED = {
     "schedule.in_flight": "schedule.max_held",
     "parallel.order": "parallel.rank_order",
+    "memory.shard": "parallel.group",
 }
 GONE = {
     "memory.check_scratch": GoneKey(
@@ -57,6 +58,9 @@ GONE = {
     "precision.loss_scale_backoff": GoneKey(
         "the scale is halved after an overflow, and with precision.loss_scale_interval = 0 stays",
         (0.5,),
+    ),
+    "run.start_patience_s": GoneKey(
+        "run.patience_s is how long ranks wait, before MPI is up and afterwards", (300.0,)
     ),
     "schedule.replan": GoneKey(
         "plans made while training gained nothing; schedule.costs makes one at the start", (0,)
@@ -92,10 +96,15 @@ def what_became_of(key: str, value: Any) -> str | None:
 
 def with_present_names(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Sections that a former version of axrt has written, with the keys and values of today."""
-    return {
+    found = {
         section: _of_today(section, keys) if isinstance(keys, Mapping) else keys
         for section, keys in tree.items()
     }
+    memory, parallel = tree.get("memory"), found.get("parallel", {})
+    if isinstance(memory, Mapping) and isinstance(parallel, Mapping) and memory.get("shard"):
+        # It has gone to another section, where 0 stands for what 0 stood for.
+        found["parallel"] = {**parallel, "group": memory["shard"]}
+    return found
 
 
 def with_present_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,6 +129,8 @@ def _of_today(section: str, keys: Mapping[str, Any]) -> dict[str, Any]:
         if name in GONE:
             continue
         name = RENAMED.get(name, name)
+        if not name.startswith(f"{section}."):
+            continue
         former = VALUES.get((name, value)) if isinstance(value, str) else None
         found[name.partition(".")[2]] = former.read_as if former else value
     return found

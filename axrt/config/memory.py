@@ -70,12 +70,6 @@ class Memory(Section):
         least=0,
         most=3,
     )
-    shard: int = key(
-        0,
-        "with zero: number of replicas that share out among themselves, such as those of a node "
-        "(hybrid sharding); groups add up across. 0 = all",
-        least=0,
-    )
     gathered: int = key(
         2,
         "with zero = 3 or offload_parameters: number of stages whose weights a rank may have whole "

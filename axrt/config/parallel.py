@@ -20,8 +20,9 @@ class Parallel(Section):
     group: int = key(
         0,
         "replicas that add gradients up among themselves, such as those of a node, before groups "
-        "do; 1 = all at once; 0 = all at once up to 8 replicas, and above that groups for nodes of "
-        "8 ranks. The sum has another order. With memory.zero groups are memory.shard",
+        "do; with memory.zero they share out among themselves, too (hybrid sharding). 1 = all at "
+        "once; 0 = the same with memory.zero or up to 8 replicas, else groups for nodes of 8 "
+        "ranks. The sum has another order",
         least=0,
     )
     activations: str = key(

@@ -41,12 +41,6 @@ class Run(Section):
         "axrt train: ranks that are left when one is lost go on in the same job, from their newest "
         "copies or checkpoint; under Open MPI's mpirun --with-ft ulfm",
     )
-    start_patience_s: float = key(
-        300.0,
-        "seconds that ranks wait for each other before MPI is up; 0 = for ever",
-        least=0,
-        most=1e6,
-    )
     cuda_aware: str = key(
         "auto",
         "MPI may touch GPU memory; auto = ask the library",

@@ -36,31 +36,18 @@ def _listed(value: str | tuple[str, ...]) -> str:
     return repr(value if isinstance(value, str) else list(value))
 
 
-def _of_groups(memory: Memory, parallel: Parallel) -> Iterator[str]:
-    for key, replicas, least in (
-        ("memory.shard", memory.shard, 2),
-        ("parallel.group", parallel.group, 1),
-    ):
-        if replicas and parallel.data % replicas:
-            fits = [n for n in range(least, parallel.data + 1) if not parallel.data % n]
-            yield (
-                f"{key} = {replicas} of parallel.data = {plural(parallel.data, 'replica')}; "
-                "expected 0 for all of "
-                f"them{', or one of ' * bool(fits)}{', '.join(map(str, fits))}"
-            )
-        if 1 < replicas < parallel.data and parallel.collectives == "library":
-            yield (
-                f"{key} = {replicas} with parallel.collectives = 'library', which adds all "
-                f"replicas up in its own way; expected {key} = 0"
-            )
-    if memory.shard and not memory.zero:
-        yield f"memory.shard = {memory.shard} with memory.zero = 0; expected memory.zero > 0"
-    if memory.shard == 1 < parallel.data:
-        yield "memory.shard = 1: nothing is shared out; expected memory.zero = 0"
-    if memory.zero and parallel.group not in (0, 1, memory.shard):
+def _of_groups(parallel: Parallel) -> Iterator[str]:
+    group = parallel.group
+    if group and parallel.data % group:
+        fits = [n for n in range(1, parallel.data + 1) if not parallel.data % n]
         yield (
-            f"parallel.group = {parallel.group} with memory.zero = {memory.zero}: what shares out "
-            f"adds up; expected parallel.group = 0, or memory.shard = {parallel.group}"
+            f"parallel.group = {group} of parallel.data = {plural(parallel.data, 'replica')}; "
+            f"expected 0 for all of them, or one of {', '.join(map(str, fits))}"
+        )
+    if 1 < group < parallel.data and parallel.collectives == "library":
+        yield (
+            f"parallel.group = {group} with parallel.collectives = 'library', which adds all "
+            "replicas up in its own way; expected parallel.group = 0"
         )
 
 
@@ -126,7 +113,7 @@ def of_sections(config: "Config") -> Iterator[str]:
             f"schedule.global_batch = {batch} or 0"
         )
     yield from _of_data(config.data)
-    yield from _of_groups(config.memory, config.parallel)
+    yield from _of_groups(config.parallel)
     yield from _of_sharing(config)
     yield from _of_shards(config.memory, config.run, config.parallel.collectives)
     if len(config.optimizer.betas) != 2:

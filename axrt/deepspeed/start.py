@@ -173,8 +173,7 @@ def _joined(values: Mapping[str, Any]) -> World:
     own = values.get("axrt", {})
     run = own.get("run", {}) if isinstance(own, Mapping) else {}
     run = run if isinstance(run, Mapping) else {}  # which is refused later
-    keys = {"transport": "transport", "device": "device", "start_patience_s": "patience_s"}
-    return join(**{name: run[key] for key, name in keys.items() if key in run})
+    return join(**{key: run[key] for key in ("transport", "device", "patience_s") if key in run})
 
 
 def _attempt(mistakes: list[str], part: Callable[[], T]) -> T | None:

@@ -9,6 +9,21 @@
 # draw from torch's generator. A reduce counts as under way until its sums are with the transport.
 # `scripts/test_queues` runs the engine's tests on a thread, which finds what a GPU would. No rank
 # trains so: the thread is for waits that cannot be polled.
+#
+# On a device there are four, and one for a library's collectives: tasks, two deep; the user's
+# batches in; copies out; copies in. Steps on the host have a thread. The host waits for none of
+# them.
+#
+#   a copy out   waits for its own task, which the host has seen end: no later task holds it up
+#   a copy in    waits for nothing: a task finds its input there
+#   a parcel     waits for its copy; those for other ranks do not: a vote passes a large gradient
+#   a task       waits for the user's stream when a call begins, and for batches: his weights and
+#                data are there
+#
+# Three classes keep this contract, and one set of checks holds them to it
+# (`tests/queue_contract.py`). `Inline` runs at once what is put, and its moment has passed.
+# `DeviceStream` launches at once, and the moment passes with the stream's event. `ThreadQueue` runs
+# it later, and a failure is raised by the moment.
 
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -8,20 +8,20 @@ from typing import Any, Self
 
 from axrt.checkpoint.in_memory import JobMemory
 from axrt.checkpoint.job import JobCheckpoints
-from axrt.checkpoint.keepers import host_name
+from axrt.checkpoint.partners import host_name
 from axrt.config import Config
 from axrt.errors import DataError, EmptyEvaluationError, ModelError
 from axrt.model.compiler import Compiler
-from axrt.model.given import GivenElsewhere
+from axrt.model.elsewhere import ModulesElsewhere
 from axrt.observe.observer import Observer
 from axrt.results import EvalResult, StepResult
 from axrt.runtime.exchange import Collected
 from axrt.runtime.one_call import OneCall, one_at_a_time
 from axrt.runtime.rank import Rank
 from axrt.scheduler.simulation.timeline import Timeline
-from axrt.store.given import Given
+from axrt.store.recipe import Recipe
 from axrt.transport import Transport
-from axrt.transport.note import MAIN, Note, Topic
+from axrt.transport.control import MAIN, ControlMessage, Topic
 from axrt.world.world import World
 
 from .guard import CallGuard
@@ -35,7 +35,7 @@ class Engine(EngineInfo):
     """Trains one model on the ranks of a job; made by `axrt.initialize`.
 
     Args:
-        given: model, optimizer and sample, the same on every rank.
+        recipe: model, optimizer and sample, the same on every rank.
         config: settings of the run.
         world: the job that this process belongs to.
         transport: transport to the other ranks; None: the world's own.
@@ -48,7 +48,7 @@ class Engine(EngineInfo):
 
     def __init__(
         self,
-        given: Given,
+        recipe: Recipe,
         config: Config,
         world: World,
         transport: Transport | None = None,
@@ -71,16 +71,16 @@ class Engine(EngineInfo):
         )
         if config.checkpoint.memory_every:
             memory.check(must=not world.has_lost)
-        checkpoints = JobCheckpoints(self._exchange, self.rank, given.layers, memory=memory)
+        checkpoints = JobCheckpoints(self._exchange, self.rank, recipe.layers, memory=memory)
         self._guard.lets_go = checkpoints.close
         compiler = Compiler(config.run.compile) if config.run.compile else None
-        parts = build_parts(given, config, self._rank, compiler, self._await_later)
+        parts = build_parts(recipe, config, self._rank, compiler, self._await_later)
         self._schedule, self._job, self.candidates = parts.schedule, parts.job, parts.candidates
         self._peak, self._model, self._trainer = parts.peak, parts.model, parts.trainer
         self._guard.gives_back = partial(parts.model.release, failed=True)
-        self._saves = Saves(checkpoints, memory, parts, given.layers)
+        self._saves = Saves(checkpoints, memory, parts, recipe.layers)
         held = [place for place, _ in parts.model.layers()]
-        self._weights = UserWeights(parts, GivenElsewhere(given.model.layers, held))
+        self._weights = UserWeights(parts, ModulesElsewhere(recipe.model.layers, held))
         # Not before: another rank may be training, and while this one listens it hears of that.
         tell_once(self._rank, parts.notes)
         world.at_exit(self.close)
@@ -88,7 +88,7 @@ class Engine(EngineInfo):
         check_alike(parts)
         self._trains_nothing = parts.trains_nothing  # an evaluation needs nothing trained
         if compiler:  # last: a faster rank may be training, and tells this one
-            compile_layers(parts, given)
+            compile_layers(parts, recipe)
 
     @property
     def step(self) -> int:
@@ -233,7 +233,7 @@ class Engine(EngineInfo):
                 the main rank's counts.
         """
         with self._guard.working():
-            return self._rank.handover.given(self._exchange.broadcast(value))
+            return self._rank.user_tensors.given(self._exchange.broadcast(value))
 
     @one_at_a_time
     def gathered(self, value: Any) -> list[Any] | None:
@@ -391,11 +391,11 @@ class Engine(EngineInfo):
 
     def ask_to_stop(self) -> None:
         """Tell the main rank that somebody has asked this one to end the run."""
-        self._exchange.tell(MAIN, Note(Topic.STOPS, self._rank.number), None)
+        self._exchange.tell(MAIN, ControlMessage(Topic.STOPS, self._rank.number), None)
 
     def when_asked_to_stop(self, hear: Callable[[], None]) -> None:
         """Have a function called whenever a rank does `ask_to_stop`; on the main rank alone."""
-        self._rank.hears[Topic.STOPS] = lambda note, payload: hear()
+        self._rank.hears[Topic.STOPS] = lambda control, payload: hear()
 
     @property
     def loaded_from(self) -> Path | None:

@@ -125,7 +125,7 @@ class EngineInfo:
             title=f"measured: {self._job}",
             schedule=described(self.schedule, self._job, self.config.memory),
             reductions=self._job.reductions,
-            stays=self._job.stays_a_step,
+            residencies=self._job.residencies_a_step,
             spans=self._rank.trace.spans,
             pauses=self._rank.trace.pauses,
             messages=self._rank.trace.messages,

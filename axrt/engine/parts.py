@@ -32,15 +32,15 @@ from axrt.model.preflight import (
     digests_of_tied,
 )
 from axrt.planning.autoschedule import resolve
-from axrt.runtime.given_weights import share_given_weights
 from axrt.runtime.groups import neighbours
+from axrt.runtime.initial_weights import share_initial_weights
 from axrt.runtime.rank import Rank
 from axrt.runtime.shard_exchange import ShardExchange
 from axrt.runtime.trainer import Trainer, Wait
 from axrt.scheduler.job import Job
 from axrt.store.build_model import build_model
-from axrt.store.given import Given
 from axrt.store.local_model import LocalModel
+from axrt.store.recipe import Recipe
 from axrt.store.scratch import scratch_tier
 
 
@@ -68,7 +68,7 @@ class EngineParts:
 
 
 def build_parts(
-    given: Given, config: Config, rank: Rank, compiler: Compiler | None, wait: Wait
+    recipe: Recipe, config: Config, rank: Rank, compiler: Compiler | None, wait: Wait
 ) -> EngineParts:
     """Build the parts of an engine; every rank calls it alike.
 
@@ -79,23 +79,23 @@ def build_parts(
         ConfigError: a setting cannot work with this model on these ranks.
         ModelError: the model cannot be cut as the settings say.
     """
-    model, exchange = given.model, rank.exchange
-    resolved = resolve(config, model, rank, given.sample, compiler)
+    model, exchange = recipe.model, rank.exchange
+    resolved = resolve(config, model, rank, recipe.sample, compiler)
     schedule, job = resolved.schedule, resolved.job
     if config.memory.device_gb or config.memory.scratch_gb:
         settings = replace(config, schedule=schedule)
         # Made within, on the main rank alone, and let go: it has copies of what modules keep.
         exchange.agreed(
-            lambda: check_fits(Predictor(model, given.factory, given.sample), settings, rank.size)
+            lambda: check_fits(Predictor(model, recipe.factory, recipe.sample), settings, rank.size)
         )
     peak = Peak(rank.device)
     if job.pipes > 1:
-        share_given_weights(rank, job, model.layers)
+        share_initial_weights(rank, job, model.layers)
     if any(isinstance(layer, TiedLayerSpec) for layer in model.layers):
         of_ranks = exchange.gathered(digests_of_tied(model.layers))
         exchange.agreed(lambda: check_tied(of_ranks or ()))
     check_loss_stays_with_its_stage(model.loss_fn, model.layers, job.cuts[job.last_stage])
-    build = partial(_local_model, given, config, rank, job, compiler)
+    build = partial(_local_model, recipe, config, rank, job, compiler)
     local = exchange.made_by_all(build) if config.memory.uses_scratch else build()
     check_savable(local)
     shards = ShardExchange(exchange, job, rank.mesh, local.pipes)
@@ -109,12 +109,12 @@ def build_parts(
 
 
 def _local_model(
-    given: Given, config: Config, rank: Rank, job: Job, compiler: Compiler | None
+    recipe: Recipe, config: Config, rank: Rank, job: Job, compiler: Compiler | None
 ) -> LocalModel:
     memory = config.memory
     needs_scratch = memory.offload != "none" or job.offloads_stash(rank.mesh.pipe_rank)
     scratch = scratch_tier(memory, rank.device) if needs_scratch else None
-    return build_model(given, job, rank.mesh, config, rank.generator, compiler, scratch)
+    return build_model(recipe, job, rank.mesh, config, rank.generator, compiler, scratch)
 
 
 def tell_once(rank: Rank, notes: Sequence[str]) -> None:
@@ -141,7 +141,7 @@ def check_alike(parts: EngineParts) -> None:
         exchange.agreed(lambda: check_optimizers(optimizers or ()))
 
 
-def compile_layers(parts: EngineParts, given: Given) -> None:
+def compile_layers(parts: EngineParts, recipe: Recipe) -> None:
     """Compile the layers before the first step; every rank calls it.
 
     Raises:
@@ -149,11 +149,11 @@ def compile_layers(parts: EngineParts, given: Given) -> None:
     """
     rank, compiler = parts.rank, parts.config.run.compile
     purpose = f"run.compile = {compiler!r} compiles before the first step"
-    sample = rank.exchange.agreed(lambda: checked_sample(given.sample, purpose))
+    sample = rank.exchange.agreed(lambda: checked_sample(recipe.sample, purpose))
     if rank.is_main:
         print(f"axrt: compiling layers with {compiler} ...", file=sys.stderr, flush=True)
     with rank.loop.computing(), rank.generator.borrowed():
-        precompile(parts.model, given.model, parts.config, sample, rank.generator)
+        precompile(parts.model, recipe.model, parts.config, sample, rank.generator)
     # The main rank alone waits here: the speed that it shows for the first step should not include
     # the time that others compile.
     rank.exchange.gathered(None)

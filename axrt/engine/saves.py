@@ -13,7 +13,7 @@ from axrt.checkpoint.pieces import cut_of
 from axrt.checkpoint.snapshot import Snapshot, SnapshotArena
 from axrt.checkpoint.writing import Records, keep_layers, save_layers, save_shards
 from axrt.errors import SaveError
-from axrt.runtime.errand import Put, Steps
+from axrt.runtime.coroutine import Put, Steps
 
 from .parts import EngineParts
 

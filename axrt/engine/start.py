@@ -19,9 +19,9 @@ from axrt.model.preflight import (
 from axrt.observe.observer import Observer
 from axrt.planning.schedule import digest_of_order
 from axrt.store.bucket_settings import LrSchedule, OptimizerFactory, constant
-from axrt.store.given import Given
 from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
+from axrt.store.recipe import Recipe
 from axrt.transport import Transport
 from axrt.world.joining import join
 from axrt.world.world import World
@@ -79,18 +79,18 @@ def initialize(
     run = settings.run
     if transport:
         world = world or World(choose(run.device, None))
-    world = world or join(run.transport, run.device, run.start_patience_s)
+    world = world or join(run.transport, run.device, run.patience_s)
     factory = optimizer or optimizer_factory(settings.optimizer)
     usual = constant if optimizer else named_schedule(settings.optimizer, run.steps)
     try:
-        given = Given(model, factory, lr_schedule or usual, sample)
-        _check_alike(world, settings, given)
-        return Engine(given, settings, world, transport, observers)
+        recipe = Recipe(model, factory, lr_schedule or usual, sample)
+        _check_alike(world, settings, recipe)
+        return Engine(recipe, settings, world, transport, observers)
     except BaseException as error:
         world.fail(as_failure(error))
 
 
-def _check_alike(world: World, settings: Config, given: Given) -> None:
-    layers = dict(enumerate(given.layers))
+def _check_alike(world: World, settings: Config, recipe: Recipe) -> None:
+    layers = dict(enumerate(recipe.layers))
     order = {"order": digest_of_order(settings.schedule)}
     world.check_alike({**settings.as_dict(), "model layers": layers, "digest of schedule": order})

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from axrt.model.given import GivenElsewhere
+from axrt.model.elsewhere import ModulesElsewhere
 from axrt.store.saved_piece import wholes_of
 
 from .parts import EngineParts
@@ -18,7 +18,7 @@ class UserWeights:
         elsewhere: layers that the user has built, and whose weights other ranks train.
     """
 
-    def __init__(self, parts: EngineParts, elsewhere: GivenElsewhere) -> None:
+    def __init__(self, parts: EngineParts, elsewhere: ModulesElsewhere) -> None:
         self._rank, self._job, self._model = parts.rank, parts.job, parts.model
         self._trainer, self._shards, self._elsewhere = parts.trainer, parts.shards, elsewhere
         self._are_given_out = bool(parts.model.given)  # the user has those that he built himself
@@ -61,7 +61,7 @@ class UserWeights:
     def gather(self) -> None:
         """Bring masters here, where each rank keeps a shard of them: the modules will have them
         when they are given back."""
-        if not (self._job.shards and (self._job.stays or self._model.narrow is not None)):
+        if not (self._job.shards and (self._job.residencies or self._model.narrow is not None)):
             return
         for stage, of in sorted(self._model.stages.items()):
             for place, layer in sorted((int(place), layer) for place, layer in of.layers.items()):

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from axrt.transport import Parcel, Transport
-from axrt.transport.note import MAIN, Note, Topic
+from axrt.transport.control import MAIN, ControlMessage, Topic
 
 from .generation import Choice, Stage, Text
 
-_ALL_WRITTEN = Note(Topic.WRITES, -1)
+_ALL_WRITTEN = ControlMessage(Topic.WRITES, -1)
 _UNDER_WAY = 2  # texts for each rank: one to compute, and one on its way
 
 
@@ -39,7 +39,7 @@ class PipelinedGeneration:
         self._transport, self._stage = transport, stage
         self._choice, self._seed = choice, seed
         self._random: dict[int, tuple[int, torch.Generator]] = {}  # by slot, and of which text
-        self._own: list[tuple[Note, Any]] = []  # what a rank alone tells itself
+        self._own: list[tuple[ControlMessage, Any]] = []  # what a rank alone tells itself
 
     @torch.no_grad()
     def write(
@@ -67,18 +67,18 @@ class PipelinedGeneration:
                 self._feed(index, slot, text)
             if not under_way:
                 break
-            for note, chosen in self._heard():
+            for control, chosen in self._heard():
                 token = int(chosen)
-                slot, text = under_way[note.number]
+                slot, text = under_way[control.number]
                 is_whole = text.add(token) or token in ends
                 if token not in ends:
-                    yield note.number, token
+                    yield control.number, token
                 if is_whole:
-                    yield note.number, None
+                    yield control.number, None
                     free.append(slot)
-                    del under_way[note.number]
+                    del under_way[control.number]
                 else:
-                    self._feed(note.number, slot, text)
+                    self._feed(control.number, slot, text)
         for rank in range(1, size):
             self._transport.send(rank, Parcel(0, _ALL_WRITTEN))
 
@@ -86,17 +86,17 @@ class PipelinedGeneration:
     def serve(self) -> None:
         """Compute what comes, until all texts are written."""
         while True:
-            for note, payload in self._heard():
-                if note == _ALL_WRITTEN:
+            for control, payload in self._heard():
+                if control == _ALL_WRITTEN:
                     return
-                self._compute(note, *payload)
+                self._compute(control, *payload)
 
     def _feed(self, number: int, slot: int, text: Text) -> None:
         tokens, is_fresh = text.feed()
-        note = Note(Topic.WRITES, slot, number)
-        self._compute(note, tokens.to(self._stage.device), is_fresh)
+        control = ControlMessage(Topic.WRITES, slot, number)
+        self._compute(control, tokens.to(self._stage.device), is_fresh)
 
-    def _compute(self, text: Note, value: Any, is_fresh: bool) -> None:
+    def _compute(self, text: ControlMessage, value: Any, is_fresh: bool) -> None:
         """Compute what follows in a text, and pass it on."""
         computed = self._stage.forward(text.about, value, is_fresh)
         rank, size = self._transport.rank, self._transport.size
@@ -109,16 +109,18 @@ class PipelinedGeneration:
         else:
             self._transport.send(MAIN, Parcel(0, text._replace(topic=Topic.WRITTEN), chosen))
 
-    def _chosen(self, text: Note, logits: Tensor) -> int:
+    def _chosen(self, text: ControlMessage, logits: Tensor) -> int:
         number, random = self._random.get(text.about, (-1, None))
         if random is None or number != text.number:
             random = torch.Generator().manual_seed(self._seed)
             self._random[text.about] = text.number, random
         return self._choice.of(logits.float().cpu(), random)
 
-    def _heard(self) -> list[tuple[Note, Any]]:
+    def _heard(self) -> list[tuple[ControlMessage, Any]]:
         own, self._own = self._own, []
         if own:
             return own
         parcels = [parcel for _, parcel in self._transport.poll(math.inf)]
-        return [(of.message, of.payload) for of in parcels if isinstance(of.message, Note)]
+        return [
+            (of.message, of.payload) for of in parcels if isinstance(of.message, ControlMessage)
+        ]

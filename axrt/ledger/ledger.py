@@ -18,7 +18,7 @@ class Purpose(Enum):
     """What memory is for."""
 
     WEIGHTS = "weights"
-    GATHERED = "gathered"  # weights that are whole for a stay
+    GATHERED = "gathered"  # weights that are whole for a residency
     FROZEN = "frozen"  # frozen parameters and buffers, as layers compute with them
     ORIGINALS = "originals"  # the float32 values of frozen tensors that are narrow
     MASTERS = "masters"

@@ -25,10 +25,10 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
         parameter
         for bucket in model.all_buckets
         for _, parameter in bucket.named
-        if not is_hollow(parameter)  # it is whole for stays alone
+        if not is_hollow(parameter)  # it is whole for residencies alone
     ]
     masters = [master for bucket in model.all_buckets for master in bucket.stepped]
-    stepped = [master for master in masters if _stays(model, master)]
+    stepped = [master for master in masters if _residencies(model, master)]
     memories = [(bucket.gradient.sums, bucket.gradient.own_totals) for bucket in model.all_buckets]
     rest = [
         tensor
@@ -38,15 +38,15 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
     ]
     originals = list(model.narrow.originals().values()) if model.narrow else []
     kept = [one for of in model.all_buckets if of.shard for one in of.shard.kept_weights]
-    in_stays = any(bucket.has_stays for bucket in model.all_buckets)
+    in_residencies = any(bucket.has_residencies for bucket in model.all_buckets)
     whole = num_bytes(weights)
     held: tuple[tuple[Purpose, Tier, int], ...] = (
         (
             Purpose.WEIGHTS,
             Tier.DEVICE,
-            num_bytes([*kept, *stepped]) - num_bytes(stepped) if in_stays else whole,
+            num_bytes([*kept, *stepped]) - num_bytes(stepped) if in_residencies else whole,
         ),
-        (Purpose.GATHERED, Tier.DEVICE, whole if in_stays else 0),
+        (Purpose.GATHERED, Tier.DEVICE, whole if in_residencies else 0),
         (
             Purpose.MASTERS,
             Tier.DEVICE,
@@ -60,11 +60,11 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
         (
             Purpose.TOTALS,
             Tier.DEVICE,
-            num_bytes(flat for _, of in memories for flat in of if _stays(model, flat)),
+            num_bytes(flat for _, of in memories for flat in of if _residencies(model, flat)),
         ),
         (Purpose.MOMENTS, Tier.DEVICE, num_bytes(_moments(model))),
         (Purpose.SLOTS, Tier.DEVICE, model.slots.num_bytes if model.slots else 0),
-        (Purpose.GRADIENTS, Tier.HOST, model.rooms.num_bytes if model.rooms else 0),
+        (Purpose.GRADIENTS, Tier.HOST, model.host_slots.num_bytes if model.host_slots else 0),
         (Purpose.FROZEN, Tier.DEVICE, num_bytes(rest)),
         (Purpose.ORIGINALS, Tier.HOST, num_bytes(originals)),
     )
@@ -85,10 +85,10 @@ def _of_stashes(model: LocalModel) -> Entry:
     return Entry(Purpose.STASH, tier, model.stash.num_bytes if model.stash else 0)
 
 
-def _stays(model: LocalModel, tensor: Tensor) -> bool:
-    """The tensor has memory on the device that is no slot, no room of the host, and no scratch in
+def _residencies(model: LocalModel, tensor: Tensor) -> bool:
+    """The tensor has memory on the device that is no slot, no slot of the host, and no scratch in
     which it is attached."""
-    elsewhere: list[Slots | HostTier] = [of for of in (model.slots, model.rooms) if of]
+    elsewhere: list[Slots | HostTier] = [of for of in (model.slots, model.host_slots) if of]
     if isinstance(model.scratch, HostTier):
         elsewhere.append(model.scratch)
     return not is_hollow(tensor) and not any(memory.has(tensor) for memory in elsewhere)
@@ -105,5 +105,5 @@ def _moments(model: LocalModel) -> Iterator[Tensor]:
         for parameter, of_one in state.items():
             for value in of_one.values():
                 is_tensor = isinstance(value, Tensor) and value.dim() > 0
-                if is_tensor and value.shape == parameter.shape and _stays(model, value):
+                if is_tensor and value.shape == parameter.shape and _residencies(model, value):
                     yield value

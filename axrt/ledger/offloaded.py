@@ -26,8 +26,8 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
     most = min(SLOTS, len(stepped))
     yield Entry(Purpose.TOTALS, Tier.DEVICE, shared)
     if config.memory.steps_on_host:
-        room = max(map(_room_bytes, stepped), default=0)
-        yield Entry(Purpose.GRADIENTS, Tier.HOST, most * room)
+        slot = max(map(_host_slot_bytes, stepped), default=0)
+        yield Entry(Purpose.GRADIENTS, Tier.HOST, most * slot)
     else:
         slot = max(map(_slot_bytes, stepped), default=0)
         yield Entry(Purpose.SLOTS, Tier.DEVICE, most * slot)
@@ -57,10 +57,10 @@ def _slot_bytes(bucket: BucketBytes) -> int:
     """What a bucket takes on the device for its step: masters, moments, weights where they are in
     scratch, and its total gradient where no copies are added up in one before."""
     kept = _pages(bucket.masters) + _moments(bucket) + sum(map(_pages, bucket.stored))
-    return kept + _room_bytes(bucket)
+    return kept + _host_slot_bytes(bucket)
 
 
-def _room_bytes(bucket: BucketBytes) -> int:
+def _host_slot_bytes(bucket: BucketBytes) -> int:
     """A total gradient that is made for the step alone."""
     return _pages(bucket.total) if bucket.copies == 1 else 0
 

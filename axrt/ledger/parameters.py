@@ -162,7 +162,7 @@ class StageParameters:
             tuple((tuple(one.shape), one.dtype, one.stride()) for one in parameters),
             tuple(narrow),
             known.moments is not None and tuple(tuple(of.items()) for of in known.moments),
-            cut and cut._replace(turn=0),  # on the first pipe
+            cut and cut._replace(shift=0),  # on the first pipe
             config.precision.gradients,
             self._types.weights,
             config.memory.offload,
@@ -195,7 +195,7 @@ class StageParameters:
     def _found(self, bucket: _Bucket, shard: int) -> BucketBytes:
         spec, narrow, cut, near, groups, _ = bucket
         types, in_scratch = self._types, self._job.offloads_weights
-        cut = cut and cut._replace(pipe=shard, turn=0)
+        cut = cut and cut._replace(pipe=shard, shift=0)
         parameters = [parameter for _, parameter in spec.named]
         masters = Masters(parameters, narrow, META, cut, types.weights, in_scratch=in_scratch)
         in_float32 = self._config.precision.gradients == "float32"
@@ -230,7 +230,7 @@ def _pipes_apart(cuts: Iterable[Cut | None]) -> Iterator[int]:
     for cut in cuts:
         if cut is None:
             continue
-        for pipe in range(cut.shards) if cut.whole else (-cut.turn, -1 - cut.turn):
+        for pipe in range(cut.shards) if cut.whole else (-cut.shift, -1 - cut.shift):
             yield pipe % cut.shards
 
 
@@ -242,7 +242,7 @@ def _like(cut: Cut, shard: int) -> int:
 
 
 def _kept(masters: Masters, stepped: Sequence[Tensor], offloads: bool) -> int:
-    if not masters.has_stays or masters.in_scratch:
+    if not masters.has_residencies or masters.in_scratch:
         return 0
     elsewhere = () if offloads else stepped
     return num_bytes([*masters.weights_to_send(), *elsewhere]) - num_bytes(elsewhere)

@@ -130,20 +130,22 @@ class Predictor:
 
         def ledger(replica: int, rank: int) -> Ledger:
             """The ledger of a rank; replicas whose shards are as large have the same."""
-            seats = [(job.pipe_of(replica, rank, of), of) for of in job.placement.stages_of(rank)]
-            mine = [held_by[of].of_pipe(pipe) for pipe, of in seats]
-            key = (rank, *(pipe == 0 for pipe, _ in seats if saves), *map(id, mine))
+            stage_copies = [
+                (job.pipe_of(replica, rank, of), of) for of in job.placement.stages_of(rank)
+            ]
+            mine = [held_by[of].of_pipe(pipe) for pipe, of in stage_copies]
+            key = (rank, *(pipe == 0 for pipe, _ in stage_copies if saves), *map(id, mine))
             if key not in alike:
-                alike[key] = made(rank, seats, mine)
+                alike[key] = made(rank, stage_copies, mine)
             return alike[key]
 
-        def made(rank: int, seats: list[tuple[int, int]], mine: list[StageBytes]) -> Ledger:
+        def made(rank: int, stage_copies: list[tuple[int, int]], mine: list[StageBytes]) -> Ledger:
             unknown = [*why, *_without_moments(mine), *_kept_apart(job)]
-            stages = {of: one for (_, of), one in zip(seats, mine, strict=True)}
+            stages = {of: one for (_, of), one in zip(stage_copies, mine, strict=True)}
             gradients = self._gradients(config, job, rank, stages)
             entries = [*_entries(config, job, mine, held[rank], gradients)]
             if saves:
-                copies = zip(mine, seats, strict=True)
+                copies = zip(mine, stage_copies, strict=True)
                 copied = sum(snapshot_bytes(one, config, job, pipe) for one, (pipe, _) in copies)
                 entries.append(Entry(Purpose.SNAPSHOT, Tier.HOST, copied))
             return Ledger.of(entries, unknown)
@@ -169,7 +171,6 @@ class Predictor:
             of.zero,
             of.reductions,
             of.gathered,
-            of.shard,
             of.offload_activations,
             of.offload_parameters,
             of.offload,
@@ -211,7 +212,7 @@ class Predictor:
         """What gradients over microbatches take at most on a rank."""
         whole = {of: sum(bucket.gradients for bucket in one.buckets) for of, one in stages.items()}
         if job.offloads_weights and not job.shards:
-            return _gradients_of_stays(job, whole, stages)
+            return _gradients_of_residencies(job, whole, stages)
         if not (job.shards and config.memory.zero > 1):
             return sum(whole.values())
         return self._occupancies.most_open(job, rank, whole)
@@ -243,7 +244,7 @@ def _entries(
     buckets = [bucket for stage in stages for bucket in stage.buckets]
     gathered = _gathered(stages, job)
     for purpose, tier, sizes in (
-        (Purpose.WEIGHTS, Tier.DEVICE, [b.kept if job.stays else b.weights for b in buckets]),
+        (Purpose.WEIGHTS, Tier.DEVICE, [b.kept if job.residencies else b.weights for b in buckets]),
         (Purpose.GATHERED, Tier.DEVICE, gathered),
         (Purpose.FROZEN, Tier.DEVICE, [stage.frozen for stage in stages]),
         (Purpose.ORIGINALS, Tier.HOST, [stage.originals for stage in stages]),
@@ -259,27 +260,27 @@ def _entries(
     yield Entry(Purpose.MESSAGES, Tier.DEVICE, held.messages)
 
 
-def _gradients_of_stays(
+def _gradients_of_residencies(
     job: Job, whole: Mapping[int, int], stages: Mapping[int, StageBytes]
 ) -> int:
     """What gradients take at most where weights are in scratch: stages that step by themselves have
     one until they have stepped, as many at a time as there is room for."""
-    assert job.stays is not None
+    assert job.residencies is not None
     lasting = [
         of
         for of, one in stages.items()
         if not job.votes
         and not any(bucket.is_tied for bucket in one.buckets)
-        and all(stay.backwards == 0 for stay in job.stays.of_stage[of][:-1])
+        and all(residency.backwards == 0 for residency in job.residencies.of_stage[of][:-1])
     ]
     others = sum(size for of, size in whole.items() if of not in lasting)
-    return others + sum(sorted(whole[of] for of in lasting)[-job.stays.room :])
+    return others + sum(sorted(whole[of] for of in lasting)[-job.residencies.capacity :])
 
 
 def _gathered(stages: Sequence[StageBytes], job: Job) -> list[int]:
     """The most weights that are whole for a time: those of the largest stages."""
     whole = sorted(sum(bucket.weights for bucket in stage.buckets) for stage in stages)
-    return whole[-job.stays.room :] if job.stays else []
+    return whole[-job.residencies.capacity :] if job.residencies else []
 
 
 def _parts(bucket: BucketBytes, job: Job) -> int:

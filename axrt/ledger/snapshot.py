@@ -17,7 +17,7 @@ def snapshot_bytes(stage: StageBytes, config: Config, job: Job, pipe: int) -> in
         return 0
     if job.shards:
         # Weights that have no masters are whole on each rank.
-        in_place = config.precision.weights == "float32" and job.stays is None
+        in_place = config.precision.weights == "float32" and job.residencies is None
         weights = saves * in_place * sum(bucket.weights for bucket in stage.buckets)
     else:
         weights = sum(bucket.in_place for bucket in stage.buckets)

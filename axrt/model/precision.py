@@ -135,7 +135,7 @@ class NarrowLayers:
             self.classes.update(kind.__name__ for kind in type(module).__mro__)
         modules = dict.fromkeys(_walk(layer, self._keep))
         kept = [module for module in modules if is_kept(module, self._keep)]
-        stay = {id(tensor) for module in kept for tensor in _tensors(module)}
+        residency = {id(tensor) for module in kept for tensor in _tensors(module)}
         for module in kept:
             self._stay(module)
         for module in modules:
@@ -143,7 +143,7 @@ class NarrowLayers:
                 continue
             for holder in (module._parameters, module._buffers):
                 for name, tensor in holder.items():
-                    if id(tensor) in stay:
+                    if id(tensor) in residency:
                         raise ConfigError(
                             f"precision.keep = {list(self._keep)}: {name} of a "
                             f"{type(module).__name__} is also that of a module that is kept; "

@@ -88,7 +88,7 @@ class Stage:
         self._inlet = Inlet()
         self.device = settings.generator.device
         self._parameters = [parameter for _, parameter in self.named_parameters()]
-        self._weights_leave = settings.job.stays is not None
+        self._weights_leave = settings.job.residencies is not None
         self.deferral = Deferral(
             self._parameters if settings.splits else (),
             (lambda: self._own_memory) if self._weights_leave else None,

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 from axrt.scheduler.task import Task
-from axrt.transport.note import News
+from axrt.transport.control import News
 
 
 # Observers of waits do not hear of tasks. Inspection, diagnosis, idle shares and the heartbeat were

@@ -61,10 +61,10 @@ class RunFiles:
     def __init__(self, config: Config) -> None:
         self._config = config
         self.directory = Path(config.run.out)
-        self._stays = stays(config, self.directory)
+        self._residencies = residencies(config, self.directory)
         self._lock: DirectoryLock | None = None
         is_named = self.directory.name.strip() not in ("", "..")
-        if self._stays and (is_named or is_run(self.directory)):
+        if self._residencies and (is_named or is_run(self.directory)):
             for path in (self.directory, self.directory / config.checkpoint.dir):
                 check_own_link(path)
             self._take()
@@ -82,12 +82,12 @@ class RunFiles:
         Raises:
             ConfigError: the directory cannot be made or written to.
         """
-        if not self._stays:
+        if not self._residencies:
             self.directory = _new_directory(self.directory)
             self._take()
         resolved = self._config.as_dict()
         resolved["run"]["out"] = str(self.directory)
-        if self._stays:  # a run that has gone back once goes on from there the next time
+        if self._residencies:  # a run that has gone back once goes on from there the next time
             resolved["checkpoint"]["resume"] = AUTO
         try:
             content = tomli_w.dumps(resolved).encode(errors="surrogateescape")
@@ -200,7 +200,7 @@ def is_run(directory: Path) -> bool:
     return (directory / "config.toml").is_file()
 
 
-def stays(config: Config, directory: Path) -> bool:
+def residencies(config: Config, directory: Path) -> bool:
     """The run of this directory goes on there, from its newest checkpoint or from one that is
     named."""
     resume, folder = config.checkpoint.resume, config.checkpoint.dir
@@ -218,7 +218,7 @@ def in_its_directory(file: str | Path, config: Config) -> Config:
     that goes on: it may have been moved."""
     directory = Path(file).parent
     is_of_run = Path(file).name == "config.toml" and (directory / METRICS).exists()
-    if is_of_run and stays(config, directory):
+    if is_of_run and residencies(config, directory):
         return replace(config, run=replace(config.run, out=str(directory)))
     return config
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from axrt.scheduler.task import Task
-from axrt.transport.note import News
+from axrt.transport.control import News
 
 
 class Wait(NamedTuple):

@@ -1,4 +1,4 @@
-"""A timeline as a trace of Perfetto (ui.perfetto.dev): ranks as processes, and a lane for each
+"""A timeline as a trace of Perfetto (ui.perfetto.dev): ranks as processes, and a track for each
 queue, for waits and for messages.
 
 Arrows lead from each message's sending to its arrival. Others lead from a task to the one that it
@@ -35,28 +35,28 @@ def perfetto(line: Timeline) -> bytes:
             "perfetto is not installed; expected it: pip install 'axrt[track]'"
         ) from None
     builder, event = TraceProtoBuilder(), theirs.TrackEvent
-    lanes: dict[tuple[int, str], int] = {}
-    for rank, lane in sorted({(span.rank, _lane(span.task.kind)) for span in line.spans}):
-        lanes[rank, lane] = len(lanes) + line.ranks + 1
+    tracks: dict[tuple[int, str], int] = {}
+    for rank, track in sorted({(span.rank, _track(span.task.kind)) for span in line.spans}):
+        tracks[rank, track] = len(tracks) + line.ranks + 1
     for rank in range(line.ranks):
-        for lane in (_WAITS, *([_MESSAGES] if line.messages else [])):
-            lanes[rank, lane] = len(lanes) + line.ranks + 1
+        for track in (_WAITS, *([_MESSAGES] if line.messages else [])):
+            tracks[rank, track] = len(tracks) + line.ranks + 1
         _describe(builder, rank + 1, process=rank, name=f"rank {rank}")
-    for (rank, lane), number in lanes.items():
-        _describe(builder, number, parent=rank + 1, name=lane)
+    for (rank, track), number in tracks.items():
+        _describe(builder, number, parent=rank + 1, name=track)
     ns, flows = _NS.get(line.unit, 1e6), _flows(line)
     slices = sorted(_slices(line, flows), key=lambda of: of[3])
     ends = list(_ends(line, 1 + max(chain(*flows.values()), default=0)))
     zero = min([*(of[3] for of in slices), *(end.at for end in ends)], default=0.0)
-    for rank, lane, name, start, end, arrows in slices:
+    for rank, track, name, start, end, arrows in slices:
         begin = (start - zero) * ns
-        packet = _packet(builder, begin, event.TYPE_SLICE_BEGIN, lanes[rank, lane])
+        packet = _packet(builder, begin, event.TYPE_SLICE_BEGIN, tracks[rank, track])
         packet.track_event.name = name
         packet.track_event.flow_ids.extend(arrows)
-        _packet(builder, (end - zero) * ns, event.TYPE_SLICE_END, lanes[rank, lane])
+        _packet(builder, (end - zero) * ns, event.TYPE_SLICE_END, tracks[rank, track])
     for one in ends:
-        track = lanes[one.rank, _MESSAGES]
-        packet = _packet(builder, (one.at - zero) * ns, event.TYPE_INSTANT, track)
+        at = tracks[one.rank, _MESSAGES]
+        packet = _packet(builder, (one.at - zero) * ns, event.TYPE_INSTANT, at)
         packet.track_event.name = one.name
         packet.track_event.flow_ids.append(one.arrow)
     return bytes(builder.serialize())
@@ -65,10 +65,10 @@ def perfetto(line: Timeline) -> bytes:
 def _slices(
     line: Timeline, flows: dict[Span, list[int]]
 ) -> Iterator[tuple[int, str, str, float, float, list[int]]]:
-    """Rank, lane, name, start, end and arrows of all that is shown."""
+    """Rank, track, name, start, end and arrows of all that is shown."""
     for span in line.spans:
         rank, task, start, end = span
-        yield rank, _lane(task.kind), str(task), start, end, flows.get(span, [])
+        yield rank, _track(task.kind), str(task), start, end, flows.get(span, [])
     for rank, cause, start, end in line.pauses:
         yield rank, _WAITS, cause, start, end, []
 
@@ -91,8 +91,8 @@ def _ends(line: Timeline, first: int) -> Iterator[_End]:
             yield _End(one.to, f"receive {one.what}", one.arrived, arrow)
 
 
-def _lane(kind: AnyKind) -> str:
-    """The lane of a kind of work: each that runs beside the tasks has its own."""
+def _track(kind: AnyKind) -> str:
+    """The track of a kind of work: each that runs beside the tasks has its own."""
     if kind.beside:
         return kind.label
     if kind in _SUMS:

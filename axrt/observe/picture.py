@@ -18,7 +18,7 @@ from axrt.scheduler.simulation.timeline import Pause, Span, Timeline
 from axrt.scheduler.task import AnyKind, Kind
 
 _escape = partial(escape, quote=False)
-_ROW, _LANE, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 11, 12, 8, 64, 10, 44
+_ROW, _BESIDE, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 11, 12, 8, 64, 10, 44
 _NARROWEST, _WIDEST = 1400, 8000
 _THIN = 4  # a box with less has no room for an edge
 _CLASS: dict[AnyKind, str] = {
@@ -37,7 +37,7 @@ _CLASS: dict[AnyKind, str] = {
     Kind.LOAD: "in",
     Kind.BRING: "in",
 }
-_LANES = {
+_NAMES_BESIDE = {
     Kind.FETCH: "copies in",
     Kind.STORE: "copies out",
     Kind.RELOAD: "reloads",
@@ -88,18 +88,18 @@ def draw(*lines: Timeline) -> str:
     return "\n".join([head, f"<style>{_STYLE}</style>", *panels, "</svg>\n"])
 
 
-def _lanes(line: Timeline) -> list[Kind]:
+def _kinds_beside(line: Timeline) -> list[Kind]:
     """The kinds of copies that the timeline has, each a row of its own under a rank's."""
     ran = {span.task.kind for span in line.spans}
-    return [kind for kind in _LANES if kind in ran]
+    return [kind for kind in _NAMES_BESIDE if kind in ran]
 
 
 def _drawn(line: Timeline) -> list[Span]:
     """What is drawn: forwards and backwards, and with copies also these and the steps."""
-    lanes = _lanes(line)
-    if not lanes:
+    beside = _kinds_beside(line)
+    if not beside:
         return list(line.computing())
-    with_steps = (*lanes, Kind.STEP)
+    with_steps = (*beside, Kind.STEP)
     return [
         span
         for span in line.spans
@@ -113,7 +113,7 @@ def _end(line: Timeline) -> float:
 
 def _pitch(line: Timeline) -> int:
     """The height of all that is drawn of a rank."""
-    return _ROW + _LANE * len(_lanes(line)) + _STRIP + _GAP
+    return _ROW + _BESIDE * len(_kinds_beside(line)) + _STRIP + _GAP
 
 
 def _height(line: Timeline) -> int:
@@ -124,10 +124,10 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
     yield f'<text class="t" x="8" y="16">{_escape(_heading(line))}</text>'
     yield from _legend(line)
     spans = sorted(_drawn(line), key=lambda span: (span.rank, span.start))
-    most, lanes = max(1, *line.held), _lanes(line)
+    most, beside = max(1, *line.held), _kinds_beside(line)
     for rank, of_rank in groupby(spans, key=lambda span: span.rank):
         everything, top = list(of_rank), _TOP + rank * _pitch(line)
-        mine = [span for span in everything if span.task.kind not in lanes]
+        mine = [span for span in everything if span.task.kind not in beside]
         shallowest = min(span.task.stage for span in mine)
         yield f'<text x="8" y="{top + 15}">rank {rank}</text>'
         size = f'width="{width - _LEFT - _RIGHT}" height="{_ROW}"'
@@ -137,11 +137,11 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
             _box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine
         )
         yield from _borders(line, mine, top, scale)
-        for kind in lanes:
+        for kind in beside:
             copies = [span for span in everything if span.task.kind is kind]
-            top += _LANE
-            yield f'<text class="l" x="8" y="{top + _ROW - 2}">{_LANES[kind]}</text>'
-            yield from (_copy(span, top + _ROW - _LANE, scale) for span in copies)
+            top += _BESIDE
+            yield f'<text class="l" x="8" y="{top + _ROW - 2}">{_NAMES_BESIDE[kind]}</text>'
+            yield from (_copy(span, top + _ROW - _BESIDE, scale) for span in copies)
         yield _held(line, mine, top + _ROW + _STRIP, scale, most)
     yield from _axis(line, scale, width, _height(line))
 
@@ -232,7 +232,7 @@ def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) 
 
 def _copy(span: Span, top: float, scale: float) -> str:
     x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
-    place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_LANE - 2}"'
+    place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_BESIDE - 2}"'
     return f'<rect class="{_CLASS[span.task.kind]}" {place}><title>{span.task}</title></rect>'
 
 

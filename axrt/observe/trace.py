@@ -8,7 +8,7 @@ from typing import Any
 from axrt.scheduler.message import Message
 from axrt.scheduler.simulation.timeline import Delivery, Pause, Span
 from axrt.scheduler.task import Task
-from axrt.transport.note import News
+from axrt.transport.control import News
 from axrt.transport.payload import flatten
 
 from .observer import Observer, Wait

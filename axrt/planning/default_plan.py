@@ -30,8 +30,8 @@ from .step_prediction import AS_FAST, Candidate, predicted
 # `auto` stays what tries every policy. The plan keeps placement and cuts of the row, else a
 # measurement would decide which weights a rank holds, and a run that goes on would be cut anew. Its
 # cap grows only into a tenth of the memory that would be left, because a run that fitted before
-# must not run out of it now. It is predicted for one replica, as `auto` predicts, since stays of
-# shards are planned for all microbatches of a step. Only a row of `adaptive` is planned: its
+# must not run out of it now. It is predicted for one replica, as `auto` predicts, since residencies
+# of shards are planned for all microbatches of a step. Only a row of `adaptive` is planned: its
 # settings name a cap, from which memory is predicted once more at the start. Where the user has set
 # a limit of memory, no rank holds more than under the row. A step whose plan would take long keeps
 # the row: nobody asked for the wait.

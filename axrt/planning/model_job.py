@@ -37,14 +37,15 @@ def job_for(
         votes=config.votes,
         by_library=config.parallel.collectives == "library",
         slots=SLOTS if config.memory.comes_to_device else 0,
-        host_rooms=SLOTS if config.memory.steps_on_host else 0,
+        host_slots=SLOTS if config.memory.steps_on_host else 0,
     )
     return recomputing(job, config.memory.recompute)
 
 
 def with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     of = config.memory
-    group = of.shard if of.zero else config.parallel.group or usual_group(mesh.data, job.ranks)
+    usual = 0 if of.zero else usual_group(mesh.data, job.ranks)
+    group = config.parallel.group or usual
     group = 0 if group == 1 or job.by_library else group
     job = replace(job, replicas=mesh.data)
     if config.schedule.share:

@@ -21,7 +21,7 @@ from axrt.scheduler.placement import Placement, placement_by_name
 from axrt.scheduler.planning.balance import evened
 from axrt.scheduler.planning.plan_choice import Trial, job_along_plan
 from axrt.scheduler.planning.planner import Effort, World
-from axrt.scheduler.planning.stay_planner import plan_stays
+from axrt.scheduler.planning.residency_planner import plan_residencies
 from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.simulation.cost_table import LayerCosts
@@ -120,7 +120,7 @@ def _as_in_run(config: Config, job: Job) -> Job:
     where it does not."""
     of = config.memory
     if (of.zero > 2 or of.offload_parameters) and of.gathered < job.placement.chunks:
-        plan_stays(job, of.gathered)
+        plan_residencies(job, of.gathered)
     return replace(job, votes=config.votes, held_on_device=of.offload_activations)
 
 

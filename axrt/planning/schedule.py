@@ -81,7 +81,7 @@ def described(settings: Schedule, job: Job, memory: Memory) -> dict[str, Any]:
         "recompute": memory.recompute,
         "slots": job.slots,
         "held_on_device": job.held_on_device,
-        "host_rooms": job.host_rooms,
+        "host_slots": job.host_slots,
         "zero": memory.zero * job.shards,
         "reductions": job.reductions,
         "gathered": memory.gathered,

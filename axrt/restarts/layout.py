@@ -91,7 +91,7 @@ def _simulated(config: Config, pipe: int, data: int) -> Layout | None:
     schedule = replace(of, policy=policy, share=False, global_batch=0)
     # Of one replica: how sums travel depends on machines that nobody has measured.
     alone = replace(config.parallel, pipe=pipe, data=1, group=0)
-    memory = replace(config.memory, zero=0, shard=0)
+    memory = replace(config.memory, zero=0)
     _, job = settled(
         replace(config, parallel=alone, memory=memory, schedule=schedule),
         model_of(config),

@@ -22,7 +22,7 @@ from axrt.checkpoint.memory_run import MemoryRun
 from axrt.config import AUTO, Config
 from axrt.errors import ConfigError
 from axrt.exit_codes import Exit
-from axrt.observe.metrics import in_its_directory, stays
+from axrt.observe.metrics import in_its_directory, residencies
 from axrt.scheduler.plural import plural
 from axrt.scheduler.regular_file import open_regular
 
@@ -110,7 +110,7 @@ class Supervisor:
         if self._config is None:
             return []
         checkpoint = self._config.checkpoint
-        if not checkpoint.goes_on and stays(self._config, self._directory):
+        if not checkpoint.goes_on and residencies(self._config, self._directory):
             raise ConfigError(
                 f"checkpoint.resume = {checkpoint.resume!r} goes back within the run, and axrt "
                 "launch would do that at every start; expected no such key, and `axrt train` once "

@@ -1,5 +1,10 @@
-"""Notes between ranks (broadcast, gather, agreement). They are collected under a key until the
-caller who asked for them has all."""
+"""Control messages between ranks (broadcast, gather, agreement). They are collected under a key
+until the caller who asked for them has all."""
+
+# Ranks come to an exchange at different times, so a part may come before anyone here has asked. It
+# is kept under its key until then. Waiting for parts runs the loop: messages of tasks are heard
+# meanwhile, signs of life are given, and the diagnosis knows whom this rank waits for. A barrier of
+# MPI would do none of that, and could hang without a word.
 
 import statistics
 import time
@@ -9,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from axrt.errors import ConfigError, PeerLeftError, SaveError
-from axrt.transport.note import MAIN, Note, Topic
+from axrt.transport.control import MAIN, ControlMessage, Topic
 
-from .errand import Errand, Steps
+from .coroutine import Coroutine, Steps
 from .loop import Loop
 from .one_call import Call, OneCall
 
@@ -25,7 +30,7 @@ class Collected:
 
     wanted: int | None = None  # number of parts there will be; None while no caller has asked
     due: Counter[int] = field(default_factory=Counter)  # how many parts each rank sends
-    parts: dict[int, Any] = field(default_factory=dict)  # payloads that have come, by `Note.about`
+    parts: dict[int, Any] = field(default_factory=dict)  # payloads that have come, by `about`
     heard: Counter[int] = field(default_factory=Counter)  # how many parts have come from each rank
 
     @property
@@ -33,7 +38,7 @@ class Collected:
         return self.wanted is not None and len(self.parts) >= self.wanted
 
     def passed(self) -> bool:
-        """All parts have come; for an errand that waits for them."""
+        """All parts have come; for a coroutine that waits for them."""
         return self.whole
 
     @property
@@ -48,7 +53,8 @@ class Collected:
 # Exchanges carry the call in which they are made. Ranks that made different calls took each other's
 # values for their own.
 class Exchange:
-    """Sends, collects and waits for notes; parts that no caller has asked for yet are kept.
+    """Sends, collects and waits for control messages; parts that nobody has asked for
+    yet are kept.
 
     Attributes:
         calls: calls of the engine that every rank makes.
@@ -60,19 +66,19 @@ class Exchange:
         self._open: dict[Key, Collected] = {}
         self._exchanges = 0
 
-    def tell(self, rank: int, note: Note, payload: Any, generation: int = 0) -> None:
-        """Send a note to a rank, which may be this one.
+    def tell(self, rank: int, control: ControlMessage, payload: Any, generation: int = 0) -> None:
+        """Send a control message to a rank, which may be this one.
 
         Args:
-            generation: number of the session that it belongs to; 0 for notes that outlive sessions.
+            generation: number of the session that it belongs to; 0 for what outlives sessions.
         """
-        self._loop.tell(rank, note, payload, generation)
+        self._loop.tell(rank, control, payload, generation)
 
-    def hear(self, source: int, generation: int, note: Note, payload: Any) -> None:
+    def hear(self, source: int, generation: int, control: ControlMessage, payload: Any) -> None:
         """Keep a part that has come from rank `source`, under its key."""
-        key = (note.topic, generation, note.number)
+        key = (control.topic, generation, control.number)
         collected = self._open.setdefault(key, Collected())
-        collected.parts[note.about] = payload
+        collected.parts[control.about] = payload
         collected.heard[source] += 1
         self._let_go(key)
 
@@ -88,7 +94,7 @@ class Exchange:
         Args:
             from_ranks: rank that sends it, for each part.
         Returns:
-            The collection, which fills as notes come.
+            The collection, which fills as control messages come.
         """
         key = (topic, generation, number)
         collected = self._open.setdefault(key, Collected())
@@ -110,16 +116,16 @@ class Exchange:
         self._loop.listen(lambda: collected.whole, what, lambda: collected.owing)
         return collected.in_order()
 
-    def begin(self, steps: Steps[Made]) -> Errand[Made]:
-        """Begin an errand, which goes on in this call and in those that come."""
-        errand = Errand(steps)
-        self._loop.begin(errand)
-        return errand
+    def begin(self, steps: Steps[Made]) -> Coroutine[Made]:
+        """Begin a coroutine, which goes on in this call and in those that come."""
+        coroutine = Coroutine(steps)
+        self._loop.begin(coroutine)
+        return coroutine
 
-    def finish(self, errand: Errand[Made], what: str) -> Made:
-        """Wait for the end of an errand."""
-        self._loop.listen(lambda: errand.done, what, lambda: errand.owing)
-        return errand.result
+    def finish(self, coroutine: Coroutine[Made], what: str) -> Made:
+        """Wait for the end of a coroutine."""
+        self._loop.listen(lambda: coroutine.done, what, lambda: coroutine.owing)
+        return coroutine.result
 
     def broadcast(self, value: Any) -> Any:
         """The main rank's value, on every rank; every rank calls it."""
@@ -138,8 +144,8 @@ class Exchange:
 
     def _give(self, rank: int, value: Any) -> None:
         """Send a value, and the call in which it is given."""
-        note = Note(Topic.EXCHANGED, self._rank, self._exchanges)
-        self.tell(rank, note, (tuple(self.calls.last), value))
+        control = ControlMessage(Topic.EXCHANGED, self._rank, self._exchanges)
+        self.tell(rank, control, (tuple(self.calls.last), value))
 
     def _given(self, ranks: Sequence[int], what: str) -> list[Any]:
         """The values that ranks give in this call.
@@ -167,14 +173,16 @@ class Exchange:
             self._exchanges += 1
             began = time.perf_counter()
             if self._rank == MAIN:
-                self.tell(1, Note(Topic.EXCHANGED, self._rank, self._exchanges), payload)
+                self.tell(1, ControlMessage(Topic.EXCHANGED, self._rank, self._exchanges), payload)
             if self._rank <= 1:
                 self.wait(
                     self.claim(Topic.EXCHANGED, self._exchanges, [1 - self._rank]),
                     "a message that is timed",
                 )
             if self._rank == 1:
-                self.tell(MAIN, Note(Topic.EXCHANGED, self._rank, self._exchanges), payload)
+                self.tell(
+                    MAIN, ControlMessage(Topic.EXCHANGED, self._rank, self._exchanges), payload
+                )
             taken.append(time.perf_counter() - began)
         return statistics.median(taken)
 

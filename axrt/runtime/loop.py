@@ -7,7 +7,7 @@
 #   start    brain picks and counts, compute starts a worker on it; a task that has ended when it
 #            has started, as on a CPU, is finished at once
 #
-# Errands, such as a save under way, go on once a round. All parcels that have arrived are heard
+# Coroutines, such as a save under way, go on once a round. All parcels that have arrived are heard
 # before a task is picked; nothing here decides. Observers are told of every event and may not
 # change what happens.
 #
@@ -28,12 +28,12 @@ from axrt.scheduler.lacks import INPUT
 from axrt.scheduler.rules import OnDevice, Queue
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
-from axrt.transport.note import Note, Topic
+from axrt.transport.control import ControlMessage, Topic
 from axrt.world.heartbeat import Silence
 from axrt.world.mesh import Mesh
 
 from .compute import Compute
-from .errand import Errand
+from .coroutine import Coroutine
 from .peers import Peers
 from .post import Hear, Post
 from .session import Session
@@ -49,8 +49,8 @@ class Loop:
     Args:
         queues: engines that run tasks, by the queue of their kind. That of the device computes;
             what starts on others is over in no time on the host.
-        hear: function that is called with (source rank, generation, note, payload) for every note
-            that is not the loop's own.
+        hear: function that is called with source rank, generation, message and payload for every
+            control message that is not the loop's own.
         taken: function that puts what a reader has read on the device.
     """
 
@@ -75,7 +75,7 @@ class Loop:
         self._post = Post(transport, mesh, hear, taken, audience, self._peers, self._waiting)
         lingers = transport.takes_time
         self._tasks = TaskRunner(queues, self._post, audience, self._waiting, lingers)
-        self._errands: list[Errand[Any]] = []
+        self._coroutines: list[Coroutine[Any]] = []
 
     @property
     def task(self) -> Task | None:
@@ -101,8 +101,8 @@ class Loop:
                 waits = not moved and not self._compute.running
                 if waits:
                     self._wait(session)
-                if self._errands:
-                    self._run_errands()
+                if self._coroutines:
+                    self._run_coroutines()
                 wait_s = self._patience_s() if waits else 0.0
                 moved = False
                 for runs in self._lasting:
@@ -153,13 +153,13 @@ class Loop:
                 moved = self._post.hear_all(arrived)
         self.moves()
 
-    def tell(self, rank: int, note: Note, payload: Any, generation: int = 0) -> None:
-        """Send a note to a rank; a note to this rank itself is heard at once."""
-        self._post.tell(rank, note, payload, generation)
+    def tell(self, rank: int, control: ControlMessage, payload: Any, generation: int = 0) -> None:
+        """Send a control message to a rank; one to this rank itself is heard at once."""
+        self._post.tell(rank, control, payload, generation)
 
-    def begin(self, errand: Errand[Any]) -> None:
-        """Let an errand go on beside the tasks, in this call and in those that come."""
-        self._errands.append(errand)
+    def begin(self, coroutine: Coroutine[Any]) -> None:
+        """Let a coroutine go on beside the tasks, in this call and in those that come."""
+        self._coroutines.append(coroutine)
 
     def moves(self) -> None:
         """Note that this rank goes on: code of the user's runs now, and may take long."""
@@ -186,7 +186,7 @@ class Loop:
         """
         others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
         for rank in others:
-            self._post.send(rank, Parcel(0, Note(Topic.LEAVES, 0, calls)))
+            self._post.send(rank, Parcel(0, ControlMessage(Topic.LEAVES, 0, calls)))
         # A goodbye overtakes large tensors that are still coming in, of a dropped step say: their
         # memory must stay until they have.
         self.listen(
@@ -240,19 +240,20 @@ class Loop:
 
     @property
     def _look_s(self) -> float:
-        """Seconds between two looks at errands; news wake up those that wait for notes."""
-        return inf if all(errand.owing for errand in self._errands) else _LOOK_S
+        """Seconds between two looks at coroutines; news wake up those that wait for control
+        messages."""
+        return inf if all(coroutine.owing for coroutine in self._coroutines) else _LOOK_S
 
     def _meets(self, until: Callable[[], bool]) -> bool:
-        self._run_errands()  # first: one of them may be what is waited for
+        self._run_coroutines()  # first: one of them may be what is waited for
         return until()
 
-    def _run_errands(self) -> None:
-        """Let errands go on."""
-        for errand in self._errands:
-            errand.go_on()
-        if any(errand.done for errand in self._errands):
-            self._errands = [errand for errand in self._errands if not errand.done]
+    def _run_coroutines(self) -> None:
+        """Let coroutines go on."""
+        for coroutine in self._coroutines:
+            coroutine.go_on()
+        if any(coroutine.done for coroutine in self._coroutines):
+            self._coroutines = [coroutine for coroutine in self._coroutines if not coroutine.done]
 
     def _wait(self, session: Session) -> None:
         """Check, when nothing has moved or starts here, that the ranks that owe something are still
@@ -265,7 +266,7 @@ class Loop:
             self._peers.check(lacks)
         entered, generation = self._peers.place
         for rank in self._peers.to_be_told(lacks):
-            self._post.send(rank, Parcel(generation, Note(Topic.WAITS, 0, entered)))
+            self._post.send(rank, Parcel(generation, ControlMessage(Topic.WAITS, 0, entered)))
 
 
 def _from(what: str, ranks: Collection[int]) -> str:

@@ -1,5 +1,10 @@
 """Losses of microbatches, and their mean over a step."""
 
+# The mean is taken over microbatches in their order, in float64, on every rank alike: an order by
+# arrival would give other last bits from run to run. Where a loss has a weight, such as its number
+# of tokens, the gradient of a step is divided by the sum of all weights, so a step waits for all
+# losses.
+
 from typing import NamedTuple
 
 from axrt.errors import DataError

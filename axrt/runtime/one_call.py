@@ -1,6 +1,10 @@
 """One call of an engine at a time: a second call, from another thread or within the first, would
 run tasks of both on one state."""
 
+# A lock that waits would hide the mistake: the second call would come later, with other ranks in
+# another order. So it is refused, the first one goes on, and the text says which thread was where.
+# Calls are numbered, and ranks tell their number with what they exchange (`exchange.py`).
+
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -149,7 +149,7 @@ class Peers:
         self._miss([(rank, text) for rank, text in owed if rank in gone])
 
     def check_owing(self, ranks: Collection[int], what: str) -> None:
-        """The check for a rank that runs no tasks and waits for notes.
+        """The check for a rank that runs no tasks and waits for control messages.
 
         Raises:
             PeerLeftError: one of them has gone, or waits for this rank in another call, and has for

@@ -1,7 +1,12 @@
-"""What comes to a rank and what leaves it: messages of the brain with their payloads, and notes."""
+"""What comes to a rank and what leaves it: messages of the brain with their payloads, and
+control messages."""
 
 # A parcel has a generation, the number of its session; every rank counts alike. What is of a later
 # session than the present one is kept, what is of an earlier one is dead.
+#
+# A message names a stage of a pipe. Which rank holds that is asked once, and kept with the session.
+# A message to this rank itself goes to its own brain without an envelope, and its payload is handed
+# over as it is.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,7 +16,7 @@ from axrt.device.queues import NOW, Moment, moment_of
 from axrt.observe.observer import Audience
 from axrt.scheduler.message import Message
 from axrt.transport import Parcel, Transport
-from axrt.transport.note import Note, Topic
+from axrt.transport.control import ControlMessage, Topic
 from axrt.transport.payload import flatten
 from axrt.world.mesh import Mesh
 
@@ -19,14 +24,14 @@ from .peers import Peers, Place
 from .session import Session
 from .waiting import Waiting
 
-Hear = Callable[[int, int, Note, Any], None]  # source rank, generation, note, payload
+Hear = Callable[[int, int, ControlMessage, Any], None]  # source rank, generation, message, payload
 
 
 class Post:
     """The post of one rank.
 
     Args:
-        hear: function that is called for every note that is not the loop's own.
+        hear: function that is called for every control message that is not the loop's own.
         taken: function that puts what a reader has read on the device.
     """
 
@@ -61,12 +66,12 @@ class Post:
         for generation in [g for g in self._for_later if g < older_than]:
             del self._for_later[generation]
 
-    def tell(self, rank: int, note: Note, payload: Any, generation: int = 0) -> None:
-        """Send a note to a rank; a note to this rank itself is heard at once."""
+    def tell(self, rank: int, control: ControlMessage, payload: Any, generation: int = 0) -> None:
+        """Send a control message to a rank; one to this rank itself is heard at once."""
         if rank == self._transport.rank:
-            self._hear(rank, generation, note, payload)
+            self._hear(rank, generation, control, payload)
         else:
-            self.send(rank, Parcel(generation, note, payload), moment_of(flatten(payload)[1]))
+            self.send(rank, Parcel(generation, control, payload), moment_of(flatten(payload)[1]))
 
     def post(self, session: Session, message: Message, payload: Any = None) -> None:
         """Pass a true message on: to this rank's brain, or to the rank that holds the stage."""
@@ -117,8 +122,8 @@ class Post:
                 moves = True
                 if self._activity.waits:
                     self._waiting.go_on()
-            if isinstance(message, Note):
-                self._hear_note(source, generation, message, payload)
+            if isinstance(message, ControlMessage):
+                self._hear_control(source, generation, message, payload)
             elif self._session is not None and generation == self._session.generation:
                 self._take(self._session, message, payload)
             elif generation >= self._oldest:
@@ -126,13 +131,15 @@ class Post:
                 self._peers.is_elsewhere(source)
         return moves
 
-    def _hear_note(self, source: int, generation: int, note: Note, payload: Any) -> None:
-        if note.topic is Topic.LEAVES:
-            self._peers.has_left(source, note.number)
-        elif note.topic is Topic.WAITS:
-            self._peers.waits_for_me(source, Place(note.number, generation))
+    def _hear_control(
+        self, source: int, generation: int, control: ControlMessage, payload: Any
+    ) -> None:
+        if control.topic is Topic.LEAVES:
+            self._peers.has_left(source, control.number)
+        elif control.topic is Topic.WAITS:
+            self._peers.waits_for_me(source, Place(control.number, generation))
         else:
-            self._hear(source, generation, note, payload)
+            self._hear(source, generation, control, payload)
 
     def _take(self, session: Session, message: Message, payload: Any) -> None:
         """Take in a message from another rank, or from a reader."""

@@ -23,14 +23,14 @@ from axrt.observe.trace import Trace
 from axrt.scheduler.rules import OnDevice, Queue
 from axrt.transport import Transport
 from axrt.transport.collectives import CollectiveQueue
-from axrt.transport.note import MAIN, Note, Topic
+from axrt.transport.control import MAIN, ControlMessage, Topic
 from axrt.world.mesh import Mesh
 from axrt.world.world import World
 
 from .compute import Compute, compute_on, copies_on, host_steps
 from .exchange import Exchange
-from .handover import Handover
 from .loop import Loop
+from .user_tensors import UserTensors
 
 _MANY = 1 << 30  # collectives of a rank may be under way
 # Python's lock changes hands at most this often while tasks compute: a copy's thread that waits the
@@ -51,11 +51,12 @@ class Rank:
         generator: random numbers on that device.
         transport: transport to the other ranks.
         trace: record of the tasks and pauses in the steps that are traced.
-        handover: border between the user's tensors and those of tasks.
+        user_tensors: border between the user's tensors and those of tasks.
         collective_queue: queue of the library's collectives.
         loop: loop that runs sessions.
-        exchange: notes between ranks.
-        hears: function that hears the notes of a topic, by topic; the exchange hears all others.
+        exchange: control messages between ranks.
+        hears: function that hears the control messages of a topic, by topic; the exchange hears
+            all others.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Rank:
         self.transport = transport or world.transport(self.device, config.run.cuda_aware)
         row_of = self.mesh.row_of
         self.trace = Trace(row_of(self.number), row_of, config.run.trace_steps)
-        self.hears: dict[Topic, Callable[[Note, Any], None]] = {}
+        self.hears: dict[Topic, Callable[[ControlMessage, Any], None]] = {}
         self._heartbeat = world.heartbeat(config.run.patience_s)
         activity = Activity()
         self.inspection = Inspection(self.number, self.size, activity)
@@ -95,18 +96,18 @@ class Rank:
         )
         compute = compute_on(self.device)
         self.collective_queue = CollectiveQueue(self.device)
-        self.handover = Handover(self.device, compute)
+        self.user_tensors = UserTensors(self.device, compute)
         self.loop = Loop(
             self.transport,
             {
                 OnDevice.COMPUTE: compute,
                 OnDevice.COLLECTIVES: Compute(self.collective_queue, _MANY),
-                OnDevice.TURNS: Compute(Inline()),
+                OnDevice.TICKETS: Compute(Inline()),
                 **_copies(config.memory, self.device),
             },
             self.mesh,
             self._hear,
-            self.handover.taken,
+            self.user_tensors.taken,
             self._heartbeat,
             watching,
             activity,
@@ -131,11 +132,11 @@ class Rank:
         self.loop.leave(calls)
         self._heartbeat.free()
 
-    def _hear(self, source: int, generation: int, note: Note, payload: Any) -> None:
-        if note.topic in self.hears:
-            self.hears[note.topic](note, payload)
+    def _hear(self, source: int, generation: int, control: ControlMessage, payload: Any) -> None:
+        if control.topic in self.hears:
+            self.hears[control.topic](control, payload)
         else:
-            self.exchange.hear(source, generation, note, payload)
+            self.exchange.hear(source, generation, control, payload)
 
 
 def _copies_apart(memory: Memory, device: torch.device) -> bool:

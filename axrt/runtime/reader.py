@@ -1,6 +1,19 @@
 """One reader a replica: pipe rank 0 draws microbatches when the brain wants one, and sends them to
 the stages that need them."""
 
+# The user's iterator is asked on one rank of a replica alone, and only when the brain wants a
+# microbatch: one ahead, with two pipes up to a step. So data are read while the ranks behind
+# compute, and an iterator that is slow shows as a wait for input, not as memory that grows.
+#
+# The number of microbatches is not known before the iterator ends. Its end is a message to every
+# rank like any other, so no rank asks whether there is more. In a training all replicas hear it,
+# since a step that one of them cannot end is dropped by all; in an evaluation replicas may have
+# different numbers, and each ends for itself.
+#
+# The iterator is the user's code, and may draw from torch's generator. It gets the user's random
+# state for as long as it runs, or shuffling would depend on the layers that run between two
+# batches.
+
 import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,10 +1,14 @@
 """A session: one brain with its workers and its reader, which the loop runs."""
 
+# The training has a session, each evaluation has one of its own, and a step that is dropped, for
+# its data have ended, begins another: counters then start anew, and what is still on its way for
+# the old one is dead by its generation. So nothing in a brain is ever taken back.
+
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from axrt.scheduler.lacks import Lack
-from axrt.scheduler.state import RankState
+from axrt.scheduler.rank_state import RankState
 from axrt.workers.worker import Workers
 
 from .reader import Read

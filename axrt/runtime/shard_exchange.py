@@ -1,15 +1,23 @@
 """Layers made whole between steps, where each rank keeps a shard of their state (ZeRO): for
 checkpoints, for evaluations, and for the modules that the user gets back."""
 
+# Each copy of a layer tells all others of its group, or the one that writes, what it has. Visits to
+# a layer are numbered on each rank, and ranks come to their layers in one order, so the numbers
+# agree without being agreed upon. Saves have a topic of their own: one may be under way beside an
+# evaluation that asks for the same layers.
+#
+# Only one layer at a time is whole. The writer says when it has written one, and nobody sends more
+# of the next before; else the shards of a whole model could be on their way to one rank.
+
 from collections.abc import Sequence
 from typing import Any
 
 from axrt.scheduler.job import Job
 from axrt.store.saved_piece import SavedPiece
-from axrt.transport.note import Note, Topic
+from axrt.transport.control import ControlMessage, Topic
 from axrt.world.mesh import Mesh
 
-from .errand import Steps
+from .coroutine import Steps
 from .exchange import Collected, Exchange
 
 
@@ -73,7 +81,9 @@ class ShardExchange:
         number = self._last_number(Topic.SHARD_TO_SAVE, place)
         if self.writes(stage):
             for pipe in self._group(stage)[1:]:
-                self._exchange.tell(self._rank_of(pipe, stage), Note(Topic.TAKEN, 0, number), None)
+                self._exchange.tell(
+                    self._rank_of(pipe, stage), ControlMessage(Topic.TAKEN, 0, number), None
+                )
         else:
             yield self._exchange.claim(Topic.TAKEN, number, [self._rank_of(0, stage)])
 
@@ -81,7 +91,7 @@ class ShardExchange:
         self, to: int, stage: int, topic: Topic, number: int, mine: Sequence[tuple[Any, ...]]
     ) -> None:
         plain = [tuple(piece) for piece in mine]
-        self._exchange.tell(to, Note(topic, self._pipes[stage], number), plain)
+        self._exchange.tell(to, ControlMessage(topic, self._pipes[stage], number), plain)
 
     def _claim_parts(self, stage: int, topic: Topic, number: int) -> Collected:
         senders = [self._rank_of(pipe, stage) for pipe in self._group(stage)]

@@ -10,7 +10,7 @@ from axrt.scheduler.lacks import Coordinates, Lack
 from axrt.scheduler.sharing import Choice, Hand
 from axrt.scheduler.simulation.reader_messages import has_ended, has_read
 from axrt.scheduler.task import Kind, Task
-from axrt.transport.note import Note, Topic
+from axrt.transport.control import ControlMessage, Topic
 
 from .reader import BatchReader, Read
 
@@ -24,12 +24,14 @@ class SharingReader:
 
     Args:
         replica: index of this replica.
-        tell: function that sends a note with a payload to the reader of a replica.
+        tell: function that sends a control message with a payload to the reader of a replica.
     """
 
     serves = True
 
-    def __init__(self, job: Job, replica: int, tell: Callable[[int, Note, Any], None]) -> None:
+    def __init__(
+        self, job: Job, replica: int, tell: Callable[[int, ControlMessage, Any], None]
+    ) -> None:
         self._job, self._replica, self._tell = job, replica, tell
         self._own: BatchReader | None = None
         self._hand = Hand.of(job, replica)
@@ -83,15 +85,15 @@ class SharingReader:
         rank = self._job.placement.rank_of(0)
         return [Lack(head, "a microbatch to share", Coordinates(self._hand.asked, rank))]
 
-    def hear_ask(self, note: Note, generation: int) -> None:
+    def hear_ask(self, control: ControlMessage, generation: int) -> None:
         """A replica asks for a microbatch; it is answered when the user's code may run."""
-        self._asking.append((note.about, (generation, note.number)))
+        self._asking.append((control.about, (generation, control.number)))
 
-    def hear_answer(self, note: Note, payload: Any) -> None:
+    def hear_answer(self, control: ControlMessage, payload: Any) -> None:
         """The replica that was asked has answered: with an index over all replicas or None, how
         many it has to give then, and the item."""
         generation, index, left, item = payload
-        if (generation, note.number) != (self._generation, self._step):
+        if (generation, control.number) != (self._generation, self._step):
             return  # of a step that was dropped
         self._hand.answered(index, left)
         if index is not None:
@@ -120,8 +122,8 @@ class SharingReader:
         return index, self._own.draw(self._step * self._job.microbatches_in_all + index)
 
     def _ask(self) -> None:
-        note = Note(Topic.ASKS, self._replica, self._step)
-        self._tell(self._hand.ask(), note, self._generation)
+        control = ControlMessage(Topic.ASKS, self._replica, self._step)
+        self._tell(self._hand.ask(), control, self._generation)
 
     def _answer(self, replica: int) -> Read:
         given: int | None = None
@@ -131,6 +133,6 @@ class SharingReader:
             index, item = self._draw()
             given = None if item is None else index
             ended = self._ended(index) if item is None else []
-        note = Note(Topic.GIVES, self._replica, self._step)
-        self._tell(replica, note, (self._generation, given, self._hand.spare, item))
+        control = ControlMessage(Topic.GIVES, self._replica, self._step)
+        self._tell(replica, control, (self._generation, given, self._hand.spare, item))
         return ended

@@ -1,5 +1,17 @@
 """Starts the tasks that the brain picks, and lets follow what follows from their ends."""
 
+# Starting a task and ending it are two events. Where a queue runs what it is given at once, as on a
+# CPU, both happen in `_run`, without the calls that only a queue beside the loop needs: this is the
+# way of nearly all tasks of a laptop's run, and of every test that counts calls. On a device or a
+# thread `_start` puts the task on the queue, and `finish` ends it in a later round.
+#
+# On a queue that ends tasks at once a single one starts in a round. What has arrived meanwhile is
+# heard before the next, for it may be more urgent than what was ready before.
+#
+# Whether a task was a piece, and more of it come, is known before it starts where it ends at once,
+# and when it has run elsewhere. Then the brain is told (`_has_run`), since what it picks next
+# depends on that.
+
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -3,6 +3,14 @@ workers and a reader."""
 
 # Every rank counts sessions alike. Parcels that are still under way for an old session are dropped
 # by a new one.
+#
+# A step ends for a rank when its own stages have stepped and its share of losses and votes has been
+# read; no barrier says that all have. A rank may be a step ahead of another one, so parcels say
+# which session they are for, and messages which step.
+#
+# Norms without a vote are nobody's business but the caller's. They travel as control messages, for
+# which `grad_norm` alone waits. In an evaluation forwards wait for no weights, since no step
+# changes them, and its backwards carry nothing: they keep the bounds on what is in flight.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,14 +20,14 @@ from typing import Any
 from axrt.config import Optimizer
 from axrt.model.preflight import warn_of_equal_readers
 from axrt.results import EvalResult, StepResult
-from axrt.scheduler.job import Job, Seat
+from axrt.scheduler.job import Job, StageCopy
 from axrt.scheduler.message import Meaning
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.rules.collectives import by_rank
-from axrt.scheduler.state import RankState
 from axrt.store.local_model import LocalModel
 from axrt.store.norms import Norms, total_norm
-from axrt.transport.note import MAIN, Note, Topic
+from axrt.transport.control import MAIN, ControlMessage, Topic
 from axrt.workers.collectives import CollectiveWorker
 from axrt.workers.evaluation import EvaluationWorker, WeightsOnDemand
 from axrt.workers.gradients import GradientWorker
@@ -120,7 +128,7 @@ class Trainer:
             norms = rank.exchange.claim(
                 Topic.STEPPED,
                 step,
-                [self._rank_of(*seat) for seat in voters_of(self._job)],
+                [self._rank_of(*stage_copy) for stage_copy in voters_of(self._job)],
                 generation=self._generation,
             )
             norm = lambda: float(total_norm(self._wait(norms, f"the gradient norm of step {step}")))  # noqa: E731
@@ -137,8 +145,8 @@ class Trainer:
         mail, model, mesh = Mail(), self._model, self._rank.mesh
         generation, transport = self._generation, self._rank.transport
         land: Land = partial(transport.expect, generation)
-        has_stays, in_scratch = self._job.stays is not None, self._job.offloads_weights
-        weights = WeightsWorker(model.buckets, mail, land, has_stays, in_scratch)
+        has_residencies, in_scratch = self._job.residencies is not None, self._job.offloads_weights
+        weights = WeightsWorker(model.buckets, mail, land, has_residencies, in_scratch)
         gradients = GradientWorker(
             model.buckets,
             mail,
@@ -164,7 +172,7 @@ class Trainer:
         hears = {
             Meaning.LOSS: stepping.hear_losses,
             Meaning.VOTE: stepping.hear_vote,
-            Meaning.TURN: collectives.hear_turn,
+            Meaning.TICKET: collectives.hear_ticket,
         }
         offload = OffloadWorker(model.buckets)
         every: list[Worker] = [stages, gradients, collectives, weights, stepping, offload]
@@ -189,9 +197,11 @@ class Trainer:
             self._model.stages[stage].recall_buffers()
 
     def _tell_norms(self, step: int, stage: int, norms: Norms) -> None:
-        seat = Seat(self._model.pipes[stage], stage)
-        about = voters_of(self._job).index(seat)
-        self._rank.exchange.tell(MAIN, Note(Topic.STEPPED, about, step), norms, self._generation)
+        stage_copy = StageCopy(self._model.pipes[stage], stage)
+        about = voters_of(self._job).index(stage_copy)
+        self._rank.exchange.tell(
+            MAIN, ControlMessage(Topic.STEPPED, about, step), norms, self._generation
+        )
 
     # An evaluation.
 
@@ -213,14 +223,14 @@ class Trainer:
                 for to in range(rank.size):
                     said = (*losses, worker.outputs * (to == MAIN))
                     rank.exchange.tell(
-                        to, Note(Topic.EVALUATED, rank.mesh.data_rank), said, generation
+                        to, ControlMessage(Topic.EVALUATED, rank.mesh.data_rank), said, generation
                     )
         last_ranks = [rank.mesh.rank_of(replica, last) for replica in range(job.replicas)]
         evaluated = rank.exchange.claim(Topic.EVALUATED, 0, last_ranks, generation=generation)
         what = "the results of an evaluation"
         if state.end == 0 and not any(of for of, *_ in rank.exchange.awaited(evaluated, what)):
             return None
-        given = rank.handover.given
+        given = rank.user_tensors.given
         return EvalResult(
             lambda: [(Losses(*of), given(kept)) for *of, kept in self._wait(evaluated, what)]
         )
@@ -228,32 +238,33 @@ class Trainer:
     @contextmanager
     def _whole_weights(self) -> Iterator[None]:
         """Context within which the weights of all stages here are whole, where copies keep them
-        together. How many microbatches an evaluation has, which stays would depend on, is known to
-        readers alone."""
-        if self._job.stays is None or not self._job.shards:
+        together. How many microbatches an evaluation has, which residencies would depend on, is
+        known to readers alone."""
+        if self._job.residencies is None or not self._job.shards:
             yield
             return
         for stage, buckets in sorted(self._model.buckets.items()):
             for bucket in buckets:
-                bucket.begin_stay()
+                bucket.begin_residency()
             of_stage = [shard_of(bucket) for bucket in buckets]
             mine = [shard.weights for shard in of_stage]
             found = self._shards.for_all(stage, self._job.cuts[stage], mine)
-            parts = self._rank.handover.given(found)
+            parts = self._rank.user_tensors.given(found)
             for number, shard in enumerate(of_stage):
                 shard.take_weights([part[number] for part in parts])
         try:
             yield
         finally:
-            for check in [bucket.end_stay() for bucket in self._model.all_buckets]:
+            for check in [bucket.end_residency() for bucket in self._model.all_buckets]:
                 check()
 
     def _weights_on_demand(self) -> WeightsOnDemand:
         """What brings weights from scratch in an evaluation."""
-        stays = self._job.stays
-        is_alone = stays is not None and not self._job.shards
+        residencies = self._job.residencies
+        is_alone = residencies is not None and not self._job.shards
         return WeightsOnDemand(
-            self._model.buckets if is_alone else {}, stays.room if stays is not None else 0
+            self._model.buckets if is_alone else {},
+            residencies.capacity if residencies is not None else 0,
         )
 
     # Readers.
@@ -270,8 +281,8 @@ class Trainer:
         """The reader of a replica that shares microbatches with others."""
         rank = self._rank
 
-        def tell(replica: int, note: Note, payload: Any) -> None:
-            rank.loop.tell(self._rank_of(replica * self._job.placement.pipes, 0), note, payload)
+        def tell(replica: int, control: ControlMessage, payload: Any) -> None:
+            rank.loop.tell(self._rank_of(replica * self._job.placement.pipes, 0), control, payload)
 
         reader = SharingReader(self._job, rank.mesh.data_rank, tell)
         rank.hears[Topic.ASKS], rank.hears[Topic.GIVES] = reader.hear_ask, reader.hear_answer
@@ -279,11 +290,13 @@ class Trainer:
 
     def _tell_first_read(self, digest: str) -> None:
         self._tells_first_read = False
-        self._rank.exchange.tell(MAIN, Note(Topic.READ, self._rank.mesh.data_rank), digest)
+        self._rank.exchange.tell(
+            MAIN, ControlMessage(Topic.READ, self._rank.mesh.data_rank), digest
+        )
 
-    def _hear_first_read(self, note: Note, digest: str) -> None:
-        self._read_first[note.about] = digest
-        warn_of_equal_readers(self._read_first, note.about)
+    def _hear_first_read(self, control: ControlMessage, digest: str) -> None:
+        self._read_first[control.about] = digest
+        warn_of_equal_readers(self._read_first, control.about)
 
     def ranks_of_replica(self, replica: int) -> list[int]:
         """The ranks of the job that form one replica's pipeline."""

@@ -105,9 +105,9 @@ def _tied(
 ) -> BucketSpec:
     layer = tied_layer(layers, place)
     places = places_of(layers, layer.key)
-    seats = [_seat(layers, cuts, other) for other in places]
+    buckets = [_stage_and_bucket(layers, cuts, other) for other in places]
     copies = tuple(
-        BucketCopy(pipe, stage, bucket) for pipe in range(pipes) for stage, bucket in seats
+        BucketCopy(pipe, stage, bucket) for pipe in range(pipes) for stage, bucket in buckets
     )
     firsts = {
         f"{place}.{name}": f"{places[0]}.{first}"
@@ -117,7 +117,7 @@ def _tied(
     return BucketSpec(copies, pairs, [firsts[name] for name, _ in pairs], place == places[0])
 
 
-def _seat(layers: Sequence[Layer], cuts: Sequence[int], place: int) -> tuple[int, int]:
+def _stage_and_bucket(layers: Sequence[Layer], cuts: Sequence[int], place: int) -> tuple[int, int]:
     """The stage of a tied layer, and the index of its bucket there."""
     stage = next(stage for stage in range(len(cuts) - 1) if cuts[stage] <= place < cuts[stage + 1])
     return stage, _tied_places(layers, cuts, stage).index(place)

@@ -148,9 +148,9 @@ class Bucket:
 
     def _route(self, settings: BucketSettings) -> OnDevice:
         """Put the state where it lives from now on."""
-        slots, rooms, masters, gradient = (
+        slots, host_slots, masters, gradient = (
             settings.slots,
-            settings.rooms,
+            settings.host_slots,
             self._masters,
             self.gradient,
         )
@@ -158,9 +158,9 @@ class Bucket:
             return OnDevice(self._stepped)
         known = probed(settings.factory, list(zip(self.called, masters.shown, strict=True)))
         on_host = None
-        if rooms:
+        if host_slots:
             stepped = masters.parameters if masters.apart else None
-            on_host = GradientOnHost(rooms, gradient, stepped, self.shared)
+            on_host = GradientOnHost(host_slots, gradient, stepped, self.shared)
         state = OffloadedState(
             slots,
             masters.parameters,
@@ -250,8 +250,8 @@ class Bucket:
             self.shard.forget()
 
     def leave_memory(self) -> None:
-        """Drop the gradient, and the whole weights of a stay; go on in other memory, as others may
-        still read or write this."""
+        """Drop the gradient, and the whole weights of a residency; go on in other memory, as others
+        may still read or write this."""
         self.loans.end()
         self.forget()
         self._masters.whole_weights.leave_memory()
@@ -329,16 +329,16 @@ class Bucket:
         return self._masters.apart or self._masters.in_scratch
 
     @property
-    def has_stays(self) -> bool:
-        """Weights are whole for stays alone."""
-        return self._masters.has_stays
+    def has_residencies(self) -> bool:
+        """Weights are whole for residencies alone."""
+        return self._masters.has_residencies
 
-    def begin_stay(self) -> None:
-        """Have whole weights, of the own shard where there are shards, for a stay."""
+    def begin_residency(self) -> None:
+        """Have whole weights, of the own shard where there are shards, for a residency."""
         self.route.bring(self._masters.whole_weights.begin())
 
-    def end_stay(self) -> Check:
-        """Let whole weights go, after a stay; see `WholeWeights.end`."""
+    def end_residency(self) -> Check:
+        """Let whole weights go, after a residency; see `WholeWeights.end`."""
         return self._masters.whole_weights.end()
 
     def keep_memory(self) -> None:

@@ -33,10 +33,11 @@ class BucketSettings:
     slots: Slots | None = None
     # memory on the host for gradients, where masters and moments live and step there; None: they
     # step on the device
-    rooms: Slots | None = None
-    in_scratch: bool = False  # weights live in scratch as well, and come to the device for stays
+    host_slots: Slots | None = None
+    # weights live in scratch as well, and come to the device for residencies
+    in_scratch: bool = False
 
     @property
     def has_masters_apart(self) -> bool:
         """Steps are on the host, and layers compute on an accelerator."""
-        return self.rooms is not None and self.device.type != "cpu"
+        return self.host_slots is not None and self.device.type != "cpu"

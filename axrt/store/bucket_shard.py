@@ -123,10 +123,10 @@ class BucketShard:
     def kept_weights(self) -> Weights:
         """The shard's weights in memory of their own; () where weights are always whole, or in
         scratch."""
-        is_kept = self._masters.has_stays and not self._masters.in_scratch
+        is_kept = self._masters.has_residencies and not self._masters.in_scratch
         return self.weights if is_kept else ()
 
-    def rooms_for_weights(self) -> Iterator[tuple[BucketCopy, Weights]]:
+    def buffers_for_weights(self) -> Iterator[tuple[BucketCopy, Weights]]:
         """For each other copy of this layer the memory that its weights belong in."""
         for copy in alike(self._copies, self._me):
             if copy != self._me:
@@ -140,8 +140,8 @@ class BucketShard:
                 place already are not copied.
         """
         found_of = dict(zip(alike(self._copies, self._me), weights, strict=True))
-        for copy, rooms in self.rooms_for_weights():
-            put_in_place(rooms, found_of[copy])
+        for copy, buffers in self.buffers_for_weights():
+            put_in_place(buffers, found_of[copy])
 
     def place_of(self, whole: Tensor) -> int | None:
         """The index in the bucket of one of `Masters.whole`; None for any other tensor, such as a

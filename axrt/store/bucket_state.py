@@ -82,7 +82,7 @@ class BucketState:
             if self._named[piece.place][1] in wanted
         ]
 
-    def rooms_for(self, states: Mapping[str, ParameterState]) -> dict[str, ParameterState]:
+    def tensors_for(self, states: Mapping[str, ParameterState]) -> dict[str, ParameterState]:
         """States to be filled for `restore`. Where the optimizer has its state on the device and
         whole, moments are the flat memory in which it will have them.
 

@@ -25,19 +25,19 @@ from axrt.world.mesh import Mesh
 from .assign import buckets_as_built
 from .bucket import Bucket
 from .bucket_settings import BucketSettings
-from .given import Given
 from .local_model import LocalModel
 from .loss_scale import LossScale
+from .recipe import Recipe
 from .scratch import refused_as_setting
+from .scratch_stash import ScratchStash
 from .shards import cut_of
 from .slots import Slots
-from .stash import ScratchStash
 
 _MIB = 1024 * 1024
 
 
 def build_model(
-    given: Given,
+    recipe: Recipe,
     job: Job,
     mesh: Mesh,
     config: Config,
@@ -58,25 +58,25 @@ def build_model(
     offloads_state = scratch is not None and config.memory.offload != "none"
     slots = Slots(scratch, device) if scratch and offloads_state else None
     uses_host = scratch is not None and config.memory.steps_on_host
-    rooms = Slots(scratch, CPU, device != CPU) if scratch and uses_host else None
+    host_slots = Slots(scratch, CPU, device != CPU) if scratch and uses_host else None
     types = types_of(config.precision)
     narrow = NarrowLayers(types) if types.weights else None
     loss_scale = LossScale(config.precision) if config.precision.scales else None
     to_step = BucketSettings(
-        given.factory,
-        given.lr_schedule,
+        recipe.factory,
+        recipe.lr_schedule,
         device,
         in_float32=config.precision.gradients == "float32",
         narrowest=types.weights,
         pipes_a_group=job.pipes_a_group,
         keeps_apart=job.in_tree,
         slots=slots,
-        rooms=rooms,
+        host_slots=host_slots,
         in_scratch=job.offloads_weights,
     )
     scale_of = loss_scale.of if loss_scale else None
     to_run = RunSettings(job, generator, mesh.data_rank, types, compiler, scale_of, looks=True)
-    builder = _Builder(given.model, config, to_step, to_run, narrow)
+    builder = _Builder(recipe.model, config, to_step, to_run, narrow)
     stages, buckets, pipes = {}, {}, {}
     for stage in job.placement.stages_of(mesh.pipe_rank):
         pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
@@ -85,14 +85,14 @@ def build_model(
     if slots:
         with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
         slots.allocate(min(job.slots, len(with_state)))
-        if rooms:
-            rooms.allocate(min(job.host_rooms, len(with_state)))
+        if host_slots:
+            host_slots.allocate(min(job.host_slots, len(with_state)))
     has_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
     stash = ScratchStash(scratch, device) if scratch and has_stash else None
     built = LocalModel(
         *(stages, buckets, pipes, narrow, loss_scale, scratch if slots else None),
-        *(slots, rooms, stash),
-        _given_as_modules(given.model),
+        *(slots, host_slots, stash),
+        _given_as_modules(recipe.model),
     )
     return replace(built, listed=ListedParameters(built.layers()))
 

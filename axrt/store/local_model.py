@@ -19,8 +19,8 @@ from axrt.scheduler.plural import plural
 from axrt.store.bucket import Bucket
 from axrt.store.flat import by_key, digest_of
 from axrt.store.saved_piece import SavedPiece
+from axrt.store.scratch_stash import ScratchStash
 from axrt.store.slots import Slots
-from axrt.store.stash import ScratchStash
 
 from .loss_scale import LossScale
 
@@ -52,7 +52,7 @@ class LocalModel:
     # memory on the device to which they come; None where they live there
     slots: Slots | None = None
     # memory on the host for gradients of buckets that step there; None: none does
-    rooms: Slots | None = None
+    host_slots: Slots | None = None
     # stashes of microbatches in scratch; None: they stay on the device
     stash: ScratchStash | None = None
     given: frozenset[int] = frozenset()  # indices of the layers that are the user's own modules
@@ -73,7 +73,7 @@ class LocalModel:
             self.loss_scale,
             self.scratch,
             self.slots,
-            self.rooms,
+            self.host_slots,
         )
 
     @property
@@ -99,7 +99,7 @@ class LocalModel:
                 "device, and memory.offload takes masters alone."
             )
         most, has = memory.gathered, len(self.stages)
-        if any(bucket.has_stays for bucket in self.all_buckets) and has <= most:
+        if any(bucket.has_residencies for bucket in self.all_buckets) and has <= most:
             key = "memory.offload_parameters" if memory.offload_parameters else "memory.zero = 3"
             notes.append(
                 f"{key} frees little: a rank has {plural(has, 'stage')}, and memory.gathered = "
@@ -245,7 +245,7 @@ class LocalModel:
         if self.scratch and self.has_masters:
             return  # he was given copies of masters, see `publish_masters`
         for first, *others in self._copies_here():
-            for other in others if not first.has_stays else ():
+            for other in others if not first.has_residencies else ():
                 for (_, mine), (_, its) in zip(first.trained, other.trained, strict=True):
                     # On an accelerator to look would be to wait for it.
                     if its.device != CPU or not torch.equal(mine, its):

@@ -26,7 +26,7 @@ class MasterGroup:
     before: torch.dtype  # type that the module's had
     # what the module's are while whole weights are let go; () where they never are
     away: list[Tensor]
-    # fingerprint of the weights that have come from scratch for a stay
+    # fingerprint of the weights that have come from scratch for a residency
     brought: Tensor | None = None
 
     @property

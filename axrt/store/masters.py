@@ -7,10 +7,10 @@ steps, and narrow copies of them, which layers compute with."""
 # Where state is sharded there are masters of the pieces in this rank's shard alone, and pieces of a
 # parameter that is not narrow are views of it.
 #
-# Where weights are whole for stays alone (`scheduler/stays.py`), what layers compute with has
-# memory for a stay. The shard's weights, or all where there are no shards, have memory of their
-# own, or are in scratch. Then parameters that are not narrow have masters as well, of their own
-# type, which are those weights.
+# Where weights are whole for residencies alone (`scheduler/residencies.py`), what layers compute
+# with has memory for a residency. The shard's weights, or all where there are no shards, have
+# memory of their own, or are in scratch. Then parameters that are not narrow have masters as well,
+# of their own type, which are those weights.
 #
 # Narrow weights are what the module's own parameters become, so hooks and
 # the user's references stay. Masters are parameters of their own in flat float32 memory of the same
@@ -52,21 +52,21 @@ class Masters:
             these.
         apart: True if steps are on the host and `device` is an accelerator: then masters are on the
             host, and parameters that are not narrow have some as well, of their own type.
-        in_scratch: True if weights are in scratch, and whole for stays alone.
+        in_scratch: True if weights are in scratch, and whole for residencies alone.
     Attributes:
         parameters: what the optimizer steps: a parameter for each of them, or for each piece.
         pieces: for each of `parameters` what it is of those that are given.
         whole: a parameter of the shape of each of those that are given, on their device and in the
             type that is stepped. It is what is stepped where that is all of it, but for parameters
-            in their own type that are whole for stays alone. Else it is the parameter itself, or
-            hollow where weights are narrow; so it is where masters are on the host.
+            in their own type that are whole for residencies alone. Else it is the parameter itself,
+            or hollow where weights are narrow; so it is where masters are on the host.
         on_device: for each of `parameters` what has its gradient on the device: itself, or where
             masters are on the host `whole`, or one without memory for each piece.
         shown: what an optimizer's factory is given for each: what is stepped where that is all of
             it, else the same as `whole`.
         groups: indices of the parameters that share flat memory.
-        has_stays: weights are whole for stays alone.
-        whole_weights: their memory from one stay to the next.
+        has_stays: weights are whole for residencies alone.
+        whole_weights: their memory from one residency to the next.
         apart, in_scratch: see above.
     """
 
@@ -84,7 +84,7 @@ class Masters:
         self._given, self.whole = list(parameters), list(parameters)
         self._narrow: list[MasterGroup] = []
         self._cut, self._narrowest, self._device = cut, narrowest, device
-        self.has_stays = in_scratch or (cut is not None and cut.has_stays)
+        self.has_residencies = in_scratch or (cut is not None and cut.has_residencies)
         self._shards: list[list[Tensor]] = []  # of the weights, in each group's memory
         # memory of parameters that are stepped in place, where there are shards
         self._in_place: list[tuple[list[nn.Parameter], FlatBuffer] | None] = []
@@ -104,7 +104,7 @@ class Masters:
         for piece, parameter in stepped:
             if piece.is_whole:
                 self.shown[piece.place] = parameter
-            has_own = self.has_stays and narrow[piece.place] is None
+            has_own = self.has_residencies and narrow[piece.place] is None
             if piece.is_whole and not has_own and not apart:
                 self.whole[piece.place] = parameter
         self.pieces = [piece for piece, _ in stepped]
@@ -112,7 +112,7 @@ class Masters:
         self.on_device = self._on_device()
         self._published, self._untouched = self._versions(), self._narrow_versions()
         self.whole_weights = WholeWeights(
-            self._narrow, self._shards, device, cut, in_scratch, self.has_stays
+            self._narrow, self._shards, device, cut, in_scratch, self.has_residencies
         )
         self._masters = {id(master) for group in self._narrow for master in group.masters}
         self._have_moved = False
@@ -135,10 +135,10 @@ class Masters:
         """Put parameters of one type into flat memory, and give what is stepped of each."""
         cut, device, narrowest = self._cut, self._device, self._narrowest
         pieces = cut.pieces(Layout(parameters, narrowest=narrowest)) if cut else _all(parameters)
-        if to is not None or self.has_stays or self.apart:
+        if to is not None or self.has_residencies or self.apart:
             of_masters = CPU if self.apart else device
             made = master_group(parameters, to, device, of_masters, cut, pieces, narrowest)
-            if self.has_stays:
+            if self.has_residencies:
                 made.away = [hollow(parameter.data) for parameter in parameters]
                 assert made.mine is not None
                 own = made.wide if to is None and not self.apart else None
@@ -181,10 +181,10 @@ class Masters:
     # user wrote to them after a step was applied twice on some ranks.
     def weights_to_send(self) -> tuple[Tensor, ...]:
         """The weights of the own shard; copies of those that the user or a layer may write to, or
-        that a stay may let go, while they are sent."""
+        that a residency may let go, while they are sent."""
         if self.in_scratch:
             return tuple([own.clone() for own in self.weights(self._own)])
-        if self.has_stays:
+        if self.has_residencies:
             return tuple([group.mine for group in self._narrow if group.mine is not None])
         return tuple(
             [
@@ -199,14 +199,14 @@ class Masters:
 
         Raises:
             ModelError: somebody has written to a narrow parameter, or to one that is whole for
-                stays alone.
+                residencies alone.
         """
         self._check_narrow()
         was, self._given_out = self._given_out, []
         now = [fingerprint(group.narrow.flat) for group in self._narrow[: len(was)]]
         if any(bool(one.ne(other).any()) for one, other in zip(now, was, strict=True)):
             self._refuse_written()
-        for group in self._narrow if self.has_stays else ():
+        for group in self._narrow if self.has_residencies else ():
             of_both = zip(group.parameters, group.away, strict=True)
             given = [one for one, away in of_both if not share_memory(one, away)]
             if given or not are_nan(group.away):
@@ -310,7 +310,7 @@ class Masters:
             place: index of the parameter.
         """
         given = self._given[place]
-        if not self.has_stays:
+        if not self.has_residencies:
             given.data.copy_(value)  # `.data`: it is no change by a layer or by the user
         for piece, stepped in zip(self.pieces, self.parameters, strict=True):
             if piece.place == place and stepped is not given and self.is_master(stepped):
@@ -321,7 +321,7 @@ class Masters:
             self._refuse_written()
 
     def _refuse_written(self) -> NoReturn:
-        if self.has_stays:
+        if self.has_residencies:
             raise ModelError(WRITTEN_TO)
         instead = (
             "no changes of them with memory.zero"
@@ -343,7 +343,7 @@ class Masters:
     def note_given_out(self) -> None:
         """The user has been given the weights of layers, whose masters are elsewhere. What he then
         writes through `.data` changes no version, and is looked for at the next call."""
-        if self._cut and not self.has_stays:
+        if self._cut and not self.has_residencies:
             self._given_out = [fingerprint(group.narrow.flat) for group in self._narrow]
 
     def give_back(self) -> None:
@@ -351,7 +351,9 @@ class Masters:
         with their own where masters are elsewhere. Masters are the same tensors then, or copies on
         the host."""
         for group in self._narrow:
-            if self.has_stays and self._cut:  # whoever wants values has them from the other ranks
+            if (
+                self.has_residencies and self._cut
+            ):  # whoever wants values has them from the other ranks
                 for parameter in group.parameters:
                     parameter.grad, parameter.data = None, hollow(parameter.data, group.before)
                 continue

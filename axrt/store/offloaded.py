@@ -8,7 +8,7 @@ weights are narrow, and the optimizer's moments."""
 #   leave     the slot is free
 #
 # Where weights are in scratch as well, a step makes them in the slot, and they are stored with the
-# state. From there they are brought to the device for stays.
+# state. From there they are brought to the device for residencies.
 #
 # State that steps on the host is attached where it lives, and copied nowhere.
 #
@@ -73,7 +73,7 @@ class _Section(NamedTuple):
         return buffers_within(self.layouts, slot[self.start :])
 
 
-class _Room(NamedTuple):
+class _SlotLayout(NamedTuple):
     """Where the state is in scratch."""
 
     masters: tuple[_Section, ...]  # masters, one section for each type of parameters
@@ -129,15 +129,15 @@ class OffloadedState:
             Layout([parameters[place] for place in places], dtype)
             for (_, dtype), places in self._keys.items()
         ]
-        self._room = self._cut(masters, layouts)
+        self._layout = self._cut(masters, layouts)
         self._has_moments = False  # before the first step there are none
         self._has_weights = False  # in the slot
         self._gradient = gradient
         if home is None:
-            slots.reserve(self._room.end + pages_of(gradient))
+            slots.reserve(self._layout.end + pages_of(gradient))
         self._slot: Tensor | None = None
 
-    def _cut(self, masters: Masters, moments: Sequence[Layout]) -> _Room:
+    def _cut(self, masters: Masters, moments: Sequence[Layout]) -> _SlotLayout:
         end, sections = 0, []
         of_weights = masters.layouts_of_weights if masters.in_scratch else ()
         for purpose, layouts in (
@@ -149,7 +149,7 @@ class OffloadedState:
             end = sections[-1].end
         given, types = iter(sections), len(masters.layouts)
         of_masters, of_moments = tuple(islice(given, types)), next(given)
-        return _Room(
+        return _SlotLayout(
             of_masters, of_moments, tuple(next(given) if of else None for of in of_weights)
         )
 
@@ -194,9 +194,9 @@ class OffloadedState:
         Raises:
             ScratchError: the disk has not done what it was asked for.
         """
-        room = self._room
+        layout = self._layout
         with named_faults(self._what):
-            for weights, masters, into in zip(room.weights, room.masters, memory, strict=True):
+            for weights, masters, into in zip(layout.weights, layout.masters, memory, strict=True):
                 section = weights or masters
                 if section.stretch:
                     self._slots.tier.read(section.stretch, into.view(torch.uint8))
@@ -210,16 +210,16 @@ class OffloadedState:
         Raises:
             ScratchError: the disk has not done what it was asked for.
         """
-        room = self._room
-        memory = aligned(room.end if self._home is None else 0, CPU)
-        sections = [*room.masters, *[room.moments] * self._has_moments]
+        layout = self._layout
+        memory = aligned(layout.end if self._home is None else 0, CPU)
+        sections = [*layout.masters, *[layout.moments] * self._has_moments]
         with named_faults(self._what):
             for of in sections if self._home is None else ():
                 if of.stretch:
                     self._slots.tier.read(of.stretch, memory[of.start : of.end])
-        masters = [buffer for of in room.masters for buffer in self._buffers_in(of, memory)]
+        masters = [buffer for of in layout.masters for buffer in self._buffers_in(of, memory)]
         found = {id(master): view for master, view in self._masters.views_in(masters)}
-        for entry, view in self._entries(state, self._buffers_in(room.moments, memory)):
+        for entry, view in self._entries(state, self._buffers_in(layout.moments, memory)):
             if isinstance(entry, Tensor) and (entry.shape, entry.dtype) == (view.shape, view.dtype):
                 found[id(entry)] = view
         return found
@@ -233,23 +233,23 @@ class OffloadedState:
     @property
     def scratch_bytes(self) -> tuple[int, int, int]:
         """Bytes in scratch: of masters, of moments, and of weights."""
-        masters = sum(of.num_bytes for of in self._room.masters)
-        weights = sum(of.num_bytes for of in self._room.made_weights)
-        return masters, self._room.moments.num_bytes, weights
+        masters = sum(of.num_bytes for of in self._layout.masters)
+        weights = sum(of.num_bytes for of in self._layout.made_weights)
+        return masters, self._layout.moments.num_bytes, weights
 
     @property
     def bytes_each_way(self) -> int:
         """Bytes that a fetch copies, and a store but for weights."""
-        room = self._room
-        return sum(of.num_bytes for of in room.masters) + room.moments.num_bytes
+        layout = self._layout
+        return sum(of.num_bytes for of in layout.masters) + layout.moments.num_bytes
 
     def _copied(self, weights: bool = False) -> list[tuple[Stretch, Tensor]]:
         """What is copied between scratch and the slot, and where it is there."""
         if self._at_home:
             return []
-        room = self._room
-        sections = [*room.masters, *[room.moments] * self._has_moments]
-        sections += room.made_weights * weights
+        layout = self._layout
+        sections = [*layout.masters, *[layout.moments] * self._has_moments]
+        sections += layout.made_weights * weights
         return [(of.stretch, self.memory[of.start : of.end]) for of in sections if of.stretch]
 
     @property
@@ -271,10 +271,10 @@ class OffloadedState:
         Args:
             state: the optimizer's state, by parameter.
         """
-        room = self._room
-        masters = [buffer for of in room.masters for buffer in self._buffers(of)]
+        layout = self._layout
+        masters = [buffer for of in layout.masters for buffer in self._buffers(of)]
         self._masters.move_to(
-            masters, [buffer.flat for of in room.made_weights for buffer in self._buffers(of)]
+            masters, [buffer.flat for of in layout.made_weights for buffer in self._buffers(of)]
         )
         for moment, view in self._both(state):
             moment.data = view
@@ -287,14 +287,14 @@ class OffloadedState:
 
     def _buffers_in(self, section: _Section, memory: Tensor) -> list[FlatBuffer]:
         """The stretches of a section, where they live if that is memory in which the optimizer
-        steps; else in a copy of a room."""
+        steps; else in a copy of a slot."""
         if self._home is None or section.stretch is None:
             return section.buffers(memory)
         return buffers_within(section.layouts, self._home.bytes_of(section.stretch))
 
     def gradient(self) -> list[FlatBuffer]:
         """Memory of the slot for the gradient of the step."""
-        return buffers_within(self._gradient, self.memory[self._room.end :])
+        return buffers_within(self._gradient, self.memory[self._layout.end :])
 
     def let_moments_go(self, state: Mapping[Tensor, Mapping[str, object]]) -> None:
         """Put moments that the step has made elsewhere into the slot, or where they live, and let
@@ -325,14 +325,14 @@ class OffloadedState:
         """Each moment that there is, with its view of the slot."""
         return [
             (moment, view)
-            for moment, view in self._entries(state, self._buffers(self._room.moments))
+            for moment, view in self._entries(state, self._buffers(self._layout.moments))
             if isinstance(moment, Tensor) and _fits(moment, view)
         ]
 
     def _entries(
         self, state: Mapping[Tensor, Mapping[str, object]], buffers: Sequence[FlatBuffer]
     ) -> list[tuple[object, Tensor]]:
-        """Each entry of the state that should be a moment, with its view of a room."""
+        """Each entry of the state that should be a moment, with its view of a slot."""
         return [
             (state.get(self._parameters[place], {}).get(key), view)
             for ((key, _), places), buffer in zip(self._keys.items(), buffers, strict=True)

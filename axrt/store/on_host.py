@@ -1,8 +1,8 @@
 """The gradient of a bucket on the host, where its state is, for a step there."""
 
-#   unload    the gradient is copied to a room
+#   unload    the gradient is copied to a slot
 #   show      the optimizer reads it there
-#   leave     the room is free
+#   leave     the slot is free
 #
 # Where layers compute on the CPU, and a gradient has the type that is stepped, it stays where it
 # is.
@@ -37,30 +37,30 @@ class GradientOnHost:
 
     def __init__(
         self,
-        rooms: Slots,
+        slots: Slots,
         gradient: Gradient,
         stepped: Sequence[nn.Parameter] | None,
         shared: bool,
     ) -> None:
-        self._rooms, self._gradient, self._stepped = rooms, gradient, stepped
+        self._slots, self._gradient, self._stepped = slots, gradient, stepped
         own = [] if shared else gradient.layouts_of_own_totals
         self._layouts = own if stepped is None else gradient.layouts_of_totals
-        rooms.reserve(pages_of(self._layouts))
-        self._room: Tensor | None = None
+        slots.reserve(pages_of(self._layouts))
+        self._slot: Tensor | None = None
         self.is_shown = False
 
     @property
     def is_here(self) -> bool:
         """The gradient is on the host."""
-        return self._room is not None
+        return self._slot is not None
 
     def unload(self) -> None:
-        """Take a room and copy the gradient there; on an accelerator the copy is only launched."""
-        self._room = self._rooms.take()
-        self._gradient.copy_to(buffers_within(self._layouts, self._room))
+        """Take a slot and copy the gradient there; on an accelerator the copy is only launched."""
+        self._slot = self._slots.take()
+        self._gradient.copy_to(buffers_within(self._layouts, self._slot))
 
     def show(self) -> None:
-        """Make what is in the room the gradient that the optimizer reads."""
+        """Make what is in the slot the gradient that the optimizer reads."""
         buffers = buffers_within(self._layouts, self.memory)
         self.is_shown = True
         if self._stepped is not None:
@@ -72,10 +72,10 @@ class GradientOnHost:
     @property
     def memory(self) -> Tensor:
         """The room that the bucket has, uint8."""
-        assert self._room is not None, "a gradient is used on the host while it is elsewhere"
-        return self._room
+        assert self._slot is not None, "a gradient is used on the host while it is elsewhere"
+        return self._slot
 
     def leave(self) -> None:
-        """Give the room back."""
-        self._rooms.give(self.memory)
-        self._room, self.is_shown = None, False
+        """Give the slot back."""
+        self._slots.give(self.memory)
+        self._slot, self.is_shown = None, False

@@ -103,7 +103,7 @@ class OnDevice:
         """Let go of what a step on the host was for; the copies of `load` have ended."""
 
     def bring(self, weights: Sequence[Tensor]) -> None:
-        """Copy weights that live in scratch to the device, for a stay.
+        """Copy weights that live in scratch to the device, for a residency.
 
         Args:
             weights: where they go, a stretch for each type of parameters.

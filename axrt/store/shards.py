@@ -40,15 +40,15 @@ class Cut(NamedTuple):
     pipe: int  # pipe of this rank
     # what is added to pipes, so that another one has the first shard of each bucket. Where no
     # parameter is cut, one shard may have nearly all of a bucket.
-    turn: int = 0
+    shift: int = 0
     whole: bool = False  # True if no parameter is cut
     lets_go: bool = False  # True if gradients are let go after each reduction (ZeRO stage 2)
-    has_stays: bool = False  # True if weights are whole for stays alone (ZeRO stage 3)
+    has_residencies: bool = False  # True if weights are whole for residencies alone (ZeRO stage 3)
 
     def shard_of(self, pipe: int) -> int:
         """The index of the shard that a pipe's copy steps. Several layers of a pipe, which have
         tied weights, step the same one."""
-        return (pipe + self.turn) % self.shards
+        return (pipe + self.shift) % self.shards
 
     @property
     def mine(self) -> int:
@@ -82,12 +82,12 @@ class Cut(NamedTuple):
         return bound
 
 
-# Shards turn from bucket to bucket. Where clipping leaves parameters whole, the shard with the
+# Shards shift from bucket to bucket. Where clipping leaves parameters whole, the shard with the
 # largest one was the same copy's in every bucket, so one rank of a group had nearly all.
 def cut_of(config: Config, job: Job, pipe: int, copies: Copies) -> Cut | None:
     """The shards of a bucket on a pipe; None where there are none."""
     if not job.shards:
         return None
     clips, zero = config.optimizer.clip > 0, config.memory.zero
-    turn = copies[0].stage + copies[0].bucket
-    return Cut(job.pipes_a_group, pipe, turn, clips, zero > 1, zero > 2)
+    shift = copies[0].stage + copies[0].bucket
+    return Cut(job.pipes_a_group, pipe, shift, clips, zero > 1, zero > 2)

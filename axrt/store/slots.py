@@ -1,5 +1,5 @@
 """Slots: memory on the device into which the offloaded state of a bucket comes for its step; or
-rooms on the host, into which its gradient comes for a step there."""
+slots on the host, into which its gradient comes for a step there."""
 
 # The brain counts them (`scheduler/rules/offload.py`, `host_steps.py`), so while tasks run one is
 # free whenever one is taken.

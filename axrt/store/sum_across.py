@@ -46,7 +46,7 @@ class SumAcross:
         self._gradient.set_used(used_by_any([used for _, used in subtotals]))
         return own
 
-    def rooms_for_totals(self) -> Iterator[tuple[int, Shards]]:
+    def buffers_for_totals(self) -> Iterator[tuple[int, Shards]]:
         """For every other copy its index, and the memory of the gradient that its totals belong
         in."""
         for place in range(len(self.copies)):
@@ -68,8 +68,8 @@ class SumAcross:
         return self._gradient.cut(*self._shard, (place, len(self.copies)))
 
 
-def put_in_place(rooms: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+def put_in_place(buffers: Sequence[Tensor], found: Sequence[Tensor]) -> None:
     """Copy what has come into its memory, unless it has arrived there."""
-    for room, value in zip(rooms, found, strict=True):
-        if room.data_ptr() != value.data_ptr():
-            room.copy_(value)
+    for buffer, value in zip(buffers, found, strict=True):
+        if buffer.data_ptr() != value.data_ptr():
+            buffer.copy_(value)

@@ -67,7 +67,7 @@ class SumWithin:
         self._gradient.set_used(used_by_any([used for _, used in parts]))
         return own
 
-    def rooms_for_sums(self) -> Iterator[tuple[int, Shards]]:
+    def buffers_for_sums(self) -> Iterator[tuple[int, Shards]]:
         """For every other copy its index, and the memory of the gradient that its sums belong
         in."""
         for copy in range(len(self.copies)):

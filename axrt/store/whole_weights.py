@@ -1,5 +1,5 @@
-"""Weights that are whole for stays alone: they come for a stay, and their memory is let go after it
-(ZeRO 3, and parameters in scratch)."""
+"""Weights that are whole for residencies alone: they come for a residency, and their memory is let
+go after it (ZeRO 3, and parameters in scratch)."""
 
 #   begin    whole weights have memory, with those of the own shard in it
 #   end      what layers have done to them is looked at, and they are let go
@@ -35,14 +35,14 @@ _FIXED = (
 
 
 class WholeWeights:
-    """The memory of a bucket's whole weights, from one stay to the next.
+    """The memory of a bucket's whole weights, from one residency to the next.
 
     Args:
         groups: the bucket's parameters, by type.
         shards: the shards of the weights of each group, in its memory; they follow it.
         cut: shards of the bucket; None: there is one.
-        in_scratch: the own shard's weights are in scratch between stays.
-        are_all: weights are whole for stays alone; False: they always are.
+        in_scratch: the own shard's weights are in scratch between residencies.
+        are_all: weights are whole for residencies alone; False: they always are.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WholeWeights:
             group.brought = fingerprint(own)
 
     def end(self) -> Check:
-        """Let whole weights go, after a stay.
+        """Let whole weights go, after a residency.
 
         Returns:
             A function that waits until the device has come so far, and raises `ModelError` if a
@@ -109,7 +109,7 @@ class WholeWeights:
         return check
 
     def _has_changed(self, group: MasterGroup, own: Tensor) -> Tensor:
-        """Whether the own shard's weights are others than at the beginning of the stay."""
+        """Whether the own shard's weights are others than at the beginning of the residency."""
         if self._in_scratch:
             assert group.brought is not None
             return fingerprint(own).ne(group.brought).any()
@@ -117,8 +117,8 @@ class WholeWeights:
         return is_other(own, group.mine)
 
     def let_go(self) -> None:
-        """Let whole weights go, where they are whole for stays alone. Parameters are hollow then:
-        whoever looks at one sees nan, and torch refuses to write to it. Memory that is let go
+        """Let whole weights go, where they are whole for residencies alone. Parameters are hollow
+        then: whoever looks at one sees nan, and torch refuses to write to it. Memory that is let go
         cannot be read without a crash."""
         for group in self._groups if self.are_all else ():
             try:
@@ -131,8 +131,8 @@ class WholeWeights:
                 parameter.data = away
 
     def leave_memory(self) -> None:
-        """Go on in other memory, where weights are whole for stays alone and no graph is left: the
-        network may still read or write this one."""
+        """Go on in other memory, where weights are whole for residencies alone and no graph is
+        left: the network may still read or write this one."""
         for number, group in enumerate(self._groups if self.are_all else ()):
             group.narrow = FlatBuffer.unfilled(group.narrow.layout, self._device)
             self._shards[number] = shards_of(group.narrow, self._cut)

@@ -4,7 +4,7 @@
 # chooses, and tells the others where. A process group of the user's own is not touched.
 #
 # All ranks of a group must issue the same collectives in the same order: another order gives wrong
-# sums in silence, or none ever. `scheduler/turns.py` keeps that order.
+# sums in silence, or none ever. `scheduler/tickets.py` keeps that order.
 
 import socket
 from collections import Counter

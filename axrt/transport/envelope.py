@@ -24,8 +24,8 @@ from axrt.device.device import CPU
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Vocabulary
 
+from .control import ControlMessage, Topic
 from .landing import Landings, fits
-from .note import Note, Topic
 from .payload import ONLY, flatten, unflatten
 from .transport import Parcel
 from .wire import Layout, Spec, dense, describe, read_description
@@ -45,7 +45,7 @@ class Arriving:
 
     # generation, message: generation and message of the parcel
     generation: int
-    message: Message | Note
+    message: Message | ControlMessage
     skeleton: object  # skeleton of its payload, see `payload.flatten`
     layouts: list[Layout]  # layouts of its tensors, in order
     # memory for each tensor, as `Layout.allocate` gives it; that of small ones is filled
@@ -105,30 +105,32 @@ def is_by_line(envelope: bytearray) -> bool:
 
 
 def open_envelope(
-    envelope: bytearray, room_for: Callable[[Layout], Tensor], landings: Landings
+    envelope: bytearray, allocate: Callable[[Layout], Tensor], landings: Landings
 ) -> Arriving:
     """Read an envelope.
 
     Args:
         envelope: bytes that `seal` has made.
-        room_for: function that allocates memory for a large tensor, or for one that goes on to a
+        allocate: function that allocates memory for a large tensor, or for one that goes on to a
             device; called in the order in which they come.
     """
     generation, code, *address, length = _HEADER.unpack_from(envelope, _WAY_BYTES)
     at = _WAY_BYTES + _HEADER.size + length
     skeleton, layouts = read_description(bytes(envelope[at - length : at]))
     word = _WORDS[code]
-    message = Message(word, *address) if isinstance(word, Meaning) else Note(word, *address[:2])
-    rooms = landings.take(generation, message)
+    message = (
+        Message(word, *address) if isinstance(word, Meaning) else ControlMessage(word, *address[:2])
+    )
+    buffers = landings.take(generation, message)
     tensors: list[Tensor] = []
     large: list[Tensor] = []
     for place, layout in enumerate(layouts):
         if layout.num_bytes > _SMALL_BYTES:  # `is_large`, without a call
-            fitting = place < len(rooms) and fits(rooms[place], layout)
-            tensor = rooms[place] if fitting else room_for(layout)
+            fitting = place < len(buffers) and fits(buffers[place], layout)
+            tensor = buffers[place] if fitting else allocate(layout)
             large.append(tensor)
         else:
-            tensor = layout.allocate(CPU) if layout.spec.on_host else room_for(layout)
+            tensor = layout.allocate(CPU) if layout.spec.on_host else allocate(layout)
             _copy_from(envelope, at, layout.num_bytes, tensor)
             at += layout.num_bytes
         tensors.append(tensor)

@@ -25,7 +25,7 @@ from axrt.device.queues import Moment
 from axrt.scheduler.message import Load, Message
 
 from .collectives import CollectiveQueue, LibraryCollectives, LibraryGroup
-from .note import News
+from .control import News
 from .staging import staging_for
 
 

@@ -29,10 +29,10 @@ from axrt.errors import PeerLostError
 from axrt.scheduler.task import Vocabulary
 
 from .collectives import Collectives
+from .control import Topic
 from .envelope import is_large, open_envelope, pack, seal
 from .landing import Landings
 from .local_collectives import LocalCollectives, Meeting
-from .note import Topic
 from .transport import Parcel, share_memory
 
 T = TypeVar("T")

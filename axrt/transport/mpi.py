@@ -27,10 +27,10 @@ from axrt.device.queues import NOW, Moment, wait_for
 from axrt.errors import PeerLostError
 
 from .collectives import LibraryCollectives
+from .control import News
 from .envelope import BY_LINE, BY_MPI, Arriving, is_by_line, is_large, open_envelope, seal
 from .landing import Landings
 from .lines import Lines
-from .note import News
 from .progress import Progress
 from .single_copy import single_copy_peers
 from .staging import InPlace, Leaving, Staging
@@ -149,9 +149,9 @@ class MpiTransport:
                 if self._is_busy:
                     self._tell_progress()
 
-    def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
+    def expect(self, generation: int, message: News, buffers: Sequence[Tensor]) -> None:
         with self._lock:
-            self._landings.expect(generation, message, rooms)
+            self._landings.expect(generation, message, buffers)
 
     def collectives(self, device: torch.device) -> LibraryCollectives:
         # Kept, and with it the store where groups meet: rank 0 may have no group itself.
@@ -372,7 +372,7 @@ class MpiTransport:
         tensors are received."""
         lines = self._lines if is_by_line(envelope) else None
         staging = lines.staging if lines else self._staging
-        arriving = open_envelope(envelope, staging.room_for, self._landings)
+        arriving = open_envelope(envelope, staging.allocate, self._landings)
         if not arriving.large and isinstance(staging, InPlace):
             self._arrived.append((source, arriving.parcel()))
             return

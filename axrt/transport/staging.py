@@ -38,7 +38,7 @@ class Staging(Protocol):
     """Moves the tensors of a parcel between the device that computes and the memory that MPI may
     touch."""
 
-    def room_for(self, layout: Layout) -> Tensor:
+    def allocate(self, layout: Layout) -> Tensor:
         """Memory for a tensor that will arrive, as `Layout.allocate` gives it; MPI may write to it
         at once."""
         ...
@@ -57,7 +57,7 @@ class Staging(Protocol):
 class InPlace:
     """Tensors are in CPU memory."""
 
-    def room_for(self, layout: Layout) -> Tensor:
+    def allocate(self, layout: Layout) -> Tensor:
         return layout.allocate(CPU)
 
     def outgoing(self, parcel: Parcel, after: Moment) -> Leaving:
@@ -121,7 +121,7 @@ class Pinned:
         self._out, self._in = DeviceStream(device), DeviceStream(device)
         self._pinned = PinnedMemory()
 
-    def room_for(self, layout: Layout) -> Tensor:
+    def allocate(self, layout: Layout) -> Tensor:
         if layout.spec.on_host:
             return layout.allocate(CPU)
         return self._pinned.take(layout.num_bytes, layout.shaped)
@@ -170,9 +170,9 @@ class Pinned:
 class Direct(Pinned):
     """MPI touches large tensors on the device itself; small ones come in their envelope."""
 
-    def room_for(self, layout: Layout) -> Tensor:
+    def allocate(self, layout: Layout) -> Tensor:
         if layout.spec.on_host or not is_large(layout.num_bytes):
-            return super().room_for(layout)
+            return super().allocate(layout)
         # Memory that was freed on the stream that computes may still be read there, and MPI would
         # not wait for that: so it is the queue's own.
         room, _ = self._in.launch(lambda: layout.allocate(self._device))

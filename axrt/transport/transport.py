@@ -10,7 +10,7 @@ from torch import Tensor
 from axrt.device.queues import NOW, Moment
 
 from .collectives import Collectives
-from .note import News
+from .control import News
 
 
 class Parcel(NamedTuple):
@@ -20,7 +20,7 @@ class Parcel(NamedTuple):
         generation: number of the `RankState` that the parcel is for. Every rank counts alike: one
             for the training, one for each evaluation, one after a dropped step or a loaded
             checkpoint.
-        message: message to a stage, or note to the rank.
+        message: message to a stage, or control message to the rank.
         payload: a tensor, None, bool, int, float, str, or tuples, lists and dicts of payloads.
     """
 
@@ -45,7 +45,7 @@ class Transport(Protocol):
     @property
     def takes_time(self) -> bool:
         """True if parcels on their way come with time, so that it may pay to wait a moment; False
-        if they come only with other ranks' turns."""
+        if they come only with other ranks' tickets."""
         ...
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
@@ -76,14 +76,14 @@ class Transport(Protocol):
         """
         ...
 
-    def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
+    def expect(self, generation: int, message: News, buffers: Sequence[Tensor]) -> None:
         """Put the tensors that come with a message into this memory, one each and in order, where
         they fit.
 
         Args:
             generation, message: generation and message of a parcel that has not come yet.
-            rooms: contiguous tensors whose memory is lent until the parcel has been polled, or for
-                good if it never comes; () takes back what was said before.
+            buffers: contiguous tensors whose memory is lent until the parcel has been polled, or
+                for good if it never comes; () takes back what was said before.
         """
         ...
 

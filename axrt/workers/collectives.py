@@ -1,4 +1,4 @@
-"""Adds gradients of buckets up by a library's collectives, each on its turn: by an all-reduce, or
+"""Adds gradients of buckets up by a library's collectives, each on its ticket: by an all-reduce, or
 by a reduce-scatter where copies own shards."""
 
 # Nobody issues before all gradients are ready; a rank in a long task issues late. A step whose data
@@ -29,9 +29,9 @@ Which = tuple[int, int]
 
 
 class CollectiveWorker(Worker):
-    """Gives out turns on the lowest rank of a group, and issues the collective of a bucket.
+    """Gives out tickets on the lowest rank of a group, and issues the collective of a bucket.
 
-    What is ready says which parameters have a gradient; a turn says which have one on any rank.
+    What is ready says which parameters have a gradient; a ticket says which have one on any rank.
 
     Args:
         buckets: buckets of this rank, by stage.
@@ -59,7 +59,7 @@ class CollectiveWorker(Worker):
             Kind.COLLECT: self._collect,
         }
 
-    def hear_turn(self, message: Message, used: Used) -> None:
+    def hear_ticket(self, message: Message, used: Used) -> None:
         """Keep which parameters of a bucket have a gradient on some rank."""
         self._used[message.stage, message.bucket] = used
 

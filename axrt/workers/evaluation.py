@@ -1,5 +1,9 @@
 """Runs the forwards of an evaluation."""
 
+# Forwards run without a graph and keep nothing for a backward. The backwards of the table are kept,
+# as empty tasks: what a policy allows in flight is bounded by them, so an evaluation needs no
+# policy of its own, and no more memory for messages than a training.
+
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -44,11 +48,11 @@ class WeightsOnDemand:
             if len(self._here) == self._room:
                 self._let_go(self._here.pop())
             for bucket in self._buckets[stage]:
-                bucket.begin_stay()
+                bucket.begin_residency()
         self._here.append(stage)
 
     def _let_go(self, stage: int) -> None:
-        self._checks += [bucket.end_stay() for bucket in self._buckets[stage]]
+        self._checks += [bucket.end_residency() for bucket in self._buckets[stage]]
         while len(self._checks) > _CHECKS_KEPT:  # of long ago: nobody waits for the device
             self._checks.popleft()()
 

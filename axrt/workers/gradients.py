@@ -199,9 +199,9 @@ class GradientWorker(Worker):
             return
         copies = bucket.within.copies
         numbers = numbers_of(step, len(copies))
-        for copy, rooms in bucket.within.rooms_for_sums():
+        for copy, buffers in bucket.within.buffers_for_sums():
             if copies[copy] not in self._here:  # what stays here never passes the transport
-                self._land(Message(Meaning.SUM, stage, numbers[copy], pipe, number), rooms)
+                self._land(Message(Meaning.SUM, stage, numbers[copy], pipe, number), buffers)
 
     def run(self, task: Task) -> Made:
         return self._run[task.kind](task)
@@ -259,8 +259,8 @@ class GradientWorker(Worker):
         """Let totals from other groups arrive in the memory of the gradient."""
         pipe, stage, number = me
         numbers = numbers_of(step, len(across.copies))
-        for place, rooms in across.rooms_for_totals():
-            self._land(Message(Meaning.TOTAL, stage, numbers[place], pipe, number), rooms)
+        for place, buffers in across.buffers_for_totals():
+            self._land(Message(Meaning.TOTAL, stage, numbers[place], pipe, number), buffers)
 
     def posted(self, task: Task) -> None:
         self._reducing.discard(task)

@@ -1,5 +1,8 @@
 """Losses on their way from the device to the host."""
 
+# A loss is copied behind its forward, and read when the loop has seen the forward end. To read it
+# sooner would stop the host until the device has caught up, once a microbatch.
+
 from collections.abc import Callable, Sequence
 
 from torch import Tensor

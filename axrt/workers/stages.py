@@ -1,5 +1,19 @@
 """Runs forwards and backwards on the stages of a rank."""
 
+# A forward takes what has come for it out of the mail, runs the stage, and gives what leaves as a
+# function of the message: one task may send several messages, and each asks for its own. So nothing
+# is packed that nobody sends.
+#
+# Where replicas share microbatches, the number of the brain (`slot`) is not that of the microbatch,
+# which is in the payload. Seeds, losses and errors go by the microbatch's, so it does not matter
+# who computes it. An empty slot computes nothing.
+#
+# A backward has pieces for two reasons. With split backwards a weight gradient has one for each
+# parameter, and other tasks run in between. And on the last microbatch of a run the parts of a
+# bucket leave as soon as its own gradient is complete, so that sums travel while the rest of the
+# stage computes. The worker alone knows where a piece ends; the brain is told whether more come,
+# and which buckets are complete.
+
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 

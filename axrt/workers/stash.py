@@ -1,11 +1,15 @@
 """Takes what microbatches keep for far backwards off the device, and brings it back."""
 
+# The task only puts copies on their queue. When it ends the copies have been made, and memory of
+# the device is let go, or the graph has its tensors again. What the graph keeps is taken from
+# `model/saved.py`, and scratch gives a stretch for each stash (`store/scratch_stash.py`).
+
 from collections.abc import Mapping
 
 from axrt.model.saved import SavedTensors
 from axrt.model.stage import Stage
 from axrt.scheduler.task import Kind, Task
-from axrt.store.stash import ScratchStash
+from axrt.store.scratch_stash import ScratchStash
 
 from .slot_numbers import SlotNumbers
 from .worker import Made, Worker, nothing

@@ -1,5 +1,16 @@
 """Steps buckets: norms, the vote on them, and the optimizer."""
 
+# The gradient that has been added up is divided by the weights of all losses and by the loss scale,
+# once, when it is complete; whoever comes first of norm, scale and step does that (`_complete`).
+# Then comes clipping, if any, and the optimizer.
+#
+# Clipping takes one norm of all norms, in the order of the model, as torch's does. It is taken on
+# the host, where votes are read: on a device the host would have to wait for it in each step. There
+# its last bit may differ from torch's. A vote with an infinite norm, or with a loss that is no
+# number, makes every rank drop the step, and no rank changes anything before it has the vote.
+#
+# Without a vote a bucket steps as soon as its own gradient is complete. Norms are only told then.
+
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -10,7 +21,7 @@ import torch
 from torch import Tensor
 
 from axrt.runtime.losses import Losses, mean_loss, total_weight
-from axrt.scheduler.job import Job, Seat
+from axrt.scheduler.job import Job, StageCopy
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.task import Kind, Task
@@ -125,7 +136,7 @@ class SteppingWorker(Worker):
 
     def _counts(self, stage: int) -> bool:
         """The norms of a stage here are some of those that make the norm of all gradients."""
-        return Seat(self._pipe_of[stage], stage) in self._voters
+        return StageCopy(self._pipe_of[stage], stage) in self._voters
 
     def _norm(self, task: Task) -> Made:
         buckets = range(len(self._buckets[task.stage]))
@@ -185,7 +196,7 @@ class SteppingWorker(Worker):
         """What each copy gets of the weights that were stepped here, where there are shards and
         weights are always whole."""
         shard = self._buckets[task.stage][task.part].shard
-        if shard is None or self._job.stays is not None:
+        if shard is None or self._job.residencies is not None:
             return nothing
         weights = shard.weights
         return lambda message: weights

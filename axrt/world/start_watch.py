@@ -83,7 +83,7 @@ class StartWatch:
                 self._end(f"rank {dead[0]} on {dead[1]} has ended before MPI was up")
             elif self._patience_s and waited_s > self._patience_s:
                 self._end(
-                    f"MPI is not up after {self._patience_s:g} s (run.start_patience_s), so not "
+                    f"MPI is not up after {self._patience_s:g} s (run.patience_s), so not "
                     "all ranks have come this far"
                 )
 

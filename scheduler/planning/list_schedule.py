@@ -71,7 +71,7 @@ class _Builder:
         return (stage * 3 + kind) * self._graph.microbatches + done[kind]
 
     def _has_room(self, rank: int, depth: int) -> bool:
-        """A rank keeps a room for each deeper stage that it holds: only those free the others."""
+        """A rank keeps a place for each deeper stage that it holds: only those free the others."""
         lanes = [stage * 3 * self._graph.microbatches for stage in self._stages[rank][depth:]]
         return self._kept[rank] + sum(map(self._graph.keeps.__getitem__, lanes)) <= self._limit
 

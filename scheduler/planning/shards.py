@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..job import Job
 from .reductions import reductions_of
-from .stay_planner import plan_stays
+from .residency_planner import plan_residencies
 
 # docs/schedules.md has the simulations. A user who knows the nodes sets `parallel.group`.
 _MOST_AT_ONCE = 8  # replicas that add up in one level
@@ -14,7 +14,7 @@ _USUAL_NODE = 8  # ranks of a node
 
 # Groups are replicas, not hosts, by default, and depend on their number alone. Groups by host were
 # considered: the same settings would have other bits on other nodes. Who knows the nodes says so
-# (`parallel.group`, `memory.shard`).
+# (`parallel.group`).
 def usual_group(replicas: int, ranks: int) -> int:
     """The number of replicas of a group that suits most machines; 0: all, since there are few
     replicas or they have no groups.
@@ -55,7 +55,7 @@ def with_shards(
             weights in scratch.
         group: number of replicas that add up among themselves before groups do across, and that
             share out among themselves; 0: all.
-        offloads_weights: True if weights are in scratch, and come to the device for stays.
+        offloads_weights: True if weights are in scratch, and come to the device for residencies.
     Raises:
         ValueError: the schedule has no room for that; the text begins with the argument.
         StuckError: the schedule is stuck.
@@ -69,6 +69,6 @@ def with_shards(
         if zero > 1:
             job = replace(job, reductions=reductions_of(job, reductions))
     if (job.shards and zero > 2) or offloads_weights:
-        stays = plan_stays(job, gathered)
-        job = replace(job, stays=stays, offloads_weights=offloads_weights)
+        residencies = plan_residencies(job, gathered)
+        job = replace(job, residencies=residencies, offloads_weights=offloads_weights)
     return job

@@ -1,6 +1,10 @@
 """Two pipes over the same ranks: what one direction leaves idle the other fills, at the price of
 holding every stage twice."""
 
+# To the brain two pipes are two replicas; only the placement knows that they share ranks.
+# Microbatch n goes through pipe n mod 2, so a stage's counters have every second number. No rank
+# holds one stage of both pipes, and votes, norms, checkpoints and evaluations take pipe 0.
+
 from dataclasses import dataclass
 
 from ..placement import Placement

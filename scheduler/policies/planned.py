@@ -229,8 +229,8 @@ class Fixed(Policy):
     def weights_in_turn(self, rank: int) -> bool:
         return self.order.weights_in_turn[rank]
 
-    def weights_in_stays(self, rank: int) -> bool:
-        return self.order.weights_in_stays[rank]
+    def weights_by_residency(self, rank: int) -> bool:
+        return self.order.weights_by_residency[rank]
 
     def _cap(self, rank: int) -> int:
         return max(self.cap, self.needs[rank])
@@ -269,8 +269,8 @@ class AlongPlan(Fixed):
     def weights_in_turn(self, rank: int) -> bool:
         return not self.strict or self.order.weights_in_turn[rank]
 
-    def weights_in_stays(self, rank: int) -> bool:
-        return not self.strict or self.order.weights_in_stays[rank]
+    def weights_by_residency(self, rank: int) -> bool:
+        return not self.strict or self.order.weights_by_residency[rank]
 
     def _plan(self, view: View) -> Plan:
         return (self.order.plans if self.strict else self.order.floating_plans)[view.rank]

@@ -57,10 +57,10 @@ now."""
 # becomes free. Forwards, backwards, sums and votes of a step need no slot, so all of the above
 # holds for them whatever the copies do.
 #
-# *Stays.* Weights that are whole for a time, gathered or brought from scratch, keep back what reads
-# them until its stay has begun. `rules/stays.py` argues why each begins, and is released: stays
-# follow one order in which the schedule has run to its end. Copies of one bucket on several stages
-# are not in that order, and keep no run back where they could get stuck
+# *Residencies.* Weights that are whole for a time, gathered or brought from scratch, keep back what
+# reads them until its residency has begun. `rules/residencies.py` argues why each begins, and is
+# released: residencies follow one order in which the schedule has run to its end. Copies of one
+# bucket on several stages are not in that order, and keep no run back where they could get stuck
 # (`Job.ties_may_wait_in_a_circle`).
 #
 # *Stashes.* Where the device has room for fewer than a rank holds, forwards wait for copies that
@@ -76,7 +76,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..message import Meaning
 from ..placement import Placement
-from ..stash import StashMove
+from ..stash_places import StashMove
 from ..task import AnyKind, Task
 
 
@@ -148,8 +148,8 @@ class View(Protocol):
         """
         ...
 
-    def has_stepped(self, stage: int, stay: int) -> bool:
-        """The weights that a stay of a stage is for have been stepped."""
+    def has_stepped(self, stage: int, residency: int) -> bool:
+        """The weights that a residency of a stage is for have been stepped."""
         ...
 
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
@@ -220,7 +220,7 @@ class Policy(Protocol):
         room of its stash may be the only one for the next (`offload_activations`)."""
         return True
 
-    def weights_in_stays(self, rank: int) -> bool:
+    def weights_by_residency(self, rank: int) -> bool:
         """On a rank each weight gradient may run before any forward or input gradient of another
         stage: until it has, its gradient may have the only room for whole weights (`gathered`)."""
         return True

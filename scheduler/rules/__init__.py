@@ -13,10 +13,10 @@ from .offload import offload
 from .pipeline import pipeline
 from .recomputation import recomputation
 from .replicas import replicas
+from .residencies import residencies
 from .row import Need, OnDevice, Pool, Queue, Row, StageHere
 from .sharding import sharding
 from .stash import stash
-from .stays import stays
 
 __all__ = ["Feature", "Need", "OnDevice", "Pool", "Queue", "Row", "StageHere", "features_of"]
 
@@ -24,8 +24,8 @@ Feature = Callable[[StageHere], Iterable[Row]]
 
 # A kind of work is a row for each stage, or for each bucket of one. Its next task, the head, may
 # start once every counter that the row needs has passed the head's number: tasks that have started
-# here, messages that have come, and gates. `table.py` compiles that, and `state.py` only counts.
-# So the brain, the simulator and what is told of a rank that waits read the same rows.
+# here, messages that have come, and gates. `table.py` compiles that, and `rank_state.py` only
+# counts. So the brain, the simulator and what is told of a rank that waits read the same rows.
 #
 # That nobody waits in a circle is argued at the head of each feature's file, and attacked by
 # tests/scheduler with any order of events.
@@ -52,24 +52,24 @@ Feature = Callable[[StageHere], Iterable[Row]]
 #   reduce    needs part | sends sum [replicas]; sends subtotal [groups]
 #   across    needs subtotal | sends total
 #   join      needs total | sends sum
-#   announce  needs ready | sends turn | on turns
-#   collect   needs turn | sends sum | on collectives
+#   announce  needs ready | sends ticket | on tickets
+#   collect   needs ticket | sends sum | on collectives
 #   fetch     needs B; stores; a free slot | on copies in
 #   store     needs step | opens stores; frees a slot; opens weights [weights]; opens new weights of
 #             the own shard [weights] | on copies out
 #   scale     needs B; loss
-#   unload    needs scale; a free room on the host | on copies out
+#   unload    needs scale; a free slot on the host | on copies out
 #   hoststep  needs unload; B | on host
-#   load      needs hoststep | opens weights; frees a room on the host | on copies in
+#   load      needs hoststep | opens weights; frees a slot on the host | on copies in
 #   gather    needs weights | opens weights [zero 1]; opens whole weights for forwards [zero 3];
 #             opens whole weights for recomputation [zero 3]; opens whole weights for backwards
 #             [zero 3]
-#   share     needs new weights of the own shard; a free room for whole weights | sends weights
-#   release   needs share [zero 3]; bring [weights] | opens the end of the stay before; frees a room
-#             for whole weights
-#   bring     needs new weights of the own shard; the end of the stay before; a free room for whole
-#             weights | opens whole weights for forwards; opens whole weights for recomputation;
-#             opens whole weights for backwards | on copies in
+#   share     needs new weights of the own shard; a free place for whole weights | sends weights
+#   release   needs share [zero 3]; bring [weights] | opens the end of the residency before; frees a
+#             place for whole weights
+#   bring     needs new weights of the own shard; the end of the residency before; a free place for
+#             whole weights | opens whole weights for forwards; opens whole weights for
+#             recomputation; opens whole weights for backwards | on copies in
 #   offload   needs F | on copies out
 #   reload    needs offload | on copies in
 #
@@ -83,8 +83,8 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     by_library = (collectives,) if job.by_library else ()
     grouped = (groups,) if job.is_grouped else ()
     offloaded = (offload,) if job.slots else ()
-    on_host = (host_steps,) if job.host_rooms else ()
-    sharded = (stays,) if job.stays else (sharding,) if job.shards else ()
+    on_host = (host_steps,) if job.host_slots else ()
+    sharded = (residencies,) if job.residencies else (sharding,) if job.shards else ()
     sums = (*grouped, *by_library, clipping)
     kept = (stash,) if job.held_on_device else ()
     of_state = (*offloaded, *on_host, *kept, *sharded)

@@ -14,7 +14,7 @@
 
 from collections.abc import Iterator
 
-from ..job import Job, Seat
+from ..job import Job, StageCopy
 from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
 from .replicas import losses_of_all, whole
@@ -30,23 +30,23 @@ def clipping(here: StageHere) -> Iterator[Row]:
     """The rows of a stage whose norms count, where steps are voted on."""
     job = here.job
     voters = voters_of(job)
-    if not job.votes or here.seat not in voters:
+    if not job.votes or here.stage_copy not in voters:
         return
 
     def norm(task: Task) -> list[Message]:
-        return [Message(Meaning.NORM, 0, numbered(task.microbatch, voters, here.seat))]
+        return [Message(Meaning.NORM, 0, numbered(task.microbatch, voters, here.stage_copy))]
 
     def vote(task: Task) -> list[Message]:
-        return [Message(Meaning.VOTE, to, task.microbatch, of) for of, to in job.seats()]
+        return [Message(Meaning.VOTE, to, task.microbatch, of) for of, to in job.stage_copies()]
 
     # A dict keeps each need once: buckets that are not shared are whole together.
     gradients = dict.fromkeys(whole(here, bucket) for bucket in range(len(here.buckets)))
     yield Row(Kind.NORM, (*gradients, losses_of_all(here)), urgent(1), norm)
-    if here.seat == Seat(0, 0):
+    if here.stage_copy == StageCopy(0, 0):
         yield Row(Kind.VOTE, (Need(Meaning.NORM, voters),), urgent(2), vote)
 
 
-def voters_of(job: Job) -> tuple[Seat, ...]:
+def voters_of(job: Job) -> tuple[StageCopy, ...]:
     """The stages whose norms make that of all gradients, in the order of their messages."""
     pipes = job.pipes_a_group if job.shards else 1
-    return tuple(seat for seat in job.seats() if seat.pipe < pipes)
+    return tuple(stage_copy for stage_copy in job.stage_copies() if stage_copy.pipe < pipes)

@@ -1,15 +1,15 @@
-"""Gradients added up by a library's collectives (NCCL, gloo), in turns."""
+"""Gradients added up by a library's collectives (NCCL, gloo), in the order of tickets."""
 
 #   head            needs                             then
 #   --------------  --------------------------------  ------------------------------------------
-#   announce s.t/b  that every copy is ready; only    a turn to each copy
+#   announce s.t/b  that every copy is ready; only    a ticket to each copy
 #                   on the lowest rank of the group
-#   collect s.t/b   its turn, and that it is the      a sum to itself; with shards that of its
+#   collect s.t/b   its ticket, and that it is the    a sum to itself; with shards that of its
 #                   next one of the group             own, after a reduce-scatter
 #
 # A copy is *ready* when its own gradient of the step is complete; it says so to the lowest rank of
 # those that hold the bucket. Nobody issues before all are ready, so none occupies a device while it
-# waits for others. See `turns.py` for the order.
+# waits for others. See `tickets.py` for the order.
 #
 # Each copy must have a rank of its own. Buckets of which one rank holds several copies, tied
 # weights, are added up by messages (`replicas.py`).
@@ -17,7 +17,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..bucket import BucketCopy, Copies
-from ..job import Job, Seat
+from ..job import Job, StageCopy
 from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
 from .row import Need, OnDevice, Row, StageHere, at_once, urgent
@@ -28,26 +28,26 @@ def collectives(here: StageHere) -> Iterator[Row]:
     for bucket, copies in enumerate(here.buckets):
         if not by_library(here.job, copies):
             continue
-        me, first = BucketCopy(*here.seat, bucket), leader(here.job, copies)
+        me, first = BucketCopy(*here.stage_copy, bucket), leader(here.job, copies)
         if me == first:
-            everyone = tuple(Seat(copy.pipe, copy.stage) for copy in copies)
+            everyone = tuple(StageCopy(copy.pipe, copy.stage) for copy in copies)
             yield Row(
                 Kind.ANNOUNCE,
                 (Need(Meaning.READY, everyone, bucket),),
                 at_once,
-                turns(copies),
+                tickets(copies),
                 bucket=bucket,
-                queue=OnDevice.TURNS,
-                gives_turns=True,
+                queue=OnDevice.TICKETS,
+                gives_tickets=True,
             )
         yield Row(
             Kind.COLLECT,
-            (Need(Meaning.TURN, (Seat(first.pipe, first.stage),), bucket),),
+            (Need(Meaning.TICKET, (StageCopy(first.pipe, first.stage),), bucket),),
             urgent(1),
             sum_here(me),
             bucket=bucket,
             queue=OnDevice.COLLECTIVES,
-            in_turn=True,
+            by_ticket=True,
         )
 
 
@@ -91,14 +91,14 @@ def ready(here: StageHere, bucket: int, step: int) -> list[Message]:
     """The message to the lowest rank: this copy's gradient of the step is complete."""
     copies = here.buckets[bucket]
     to = leader(here.job, copies)
-    number = numbered(step, copies, BucketCopy(*here.seat, bucket))
+    number = numbered(step, copies, BucketCopy(*here.stage_copy, bucket))
     return [Message(Meaning.READY, to.stage, number, to.pipe, to.bucket)]
 
 
-def turns(copies: Copies) -> Callable[[Task], list[Message]]:
-    """A message to each copy, whose number will be that of the turn."""
+def tickets(copies: Copies) -> Callable[[Task], list[Message]]:
+    """A message to each copy, whose number will be that of the ticket."""
     return lambda task: [
-        Message(Meaning.TURN, to.stage, task.microbatch, to.pipe, to.bucket) for to in copies
+        Message(Meaning.TICKET, to.stage, task.microbatch, to.pipe, to.bucket) for to in copies
     ]
 
 

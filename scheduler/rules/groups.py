@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterator
 
 from ..message import Meaning, Message
 from ..task import Kind, Task
-from .replicas import column, seats_of, sums, to_copies
+from .replicas import column, stage_copies_of, sums, to_copies
 from .row import Need, Row, StageHere, at_once
 
 
 def groups(here: StageHere) -> Iterator[Row]:
     """The rows of each bucket of a stage whose copies are in several groups."""
     for bucket in range(len(here.buckets)):
-        owners = seats_of(column(here, bucket))
+        owners = stage_copies_of(column(here, bucket))
         subtotals = Need(Meaning.SUBTOTAL, owners, bucket)
         yield Row(Kind.ACROSS, (subtotals,), at_once, totals(here), bucket=bucket)
         if not here.job.shards:

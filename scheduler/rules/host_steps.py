@@ -4,24 +4,24 @@ there as they become whole, and weights come back."""
 #   head            needs                                          then
 #   --------------  ---------------------------------------------  ---------------------------------
 #   scale s.t/b     bucket b is whole; the losses of all pipes     nothing
-#   unload s.t/b    scale s.t/b; a free room, which it takes       nothing
+#   unload s.t/b    scale s.t/b; a free slot, which it takes       nothing
 #   hoststep s.t/b  unload s.t/b; the backward of the stage; the   nothing: weights are not open
 #                   vote where there is one; the release of
 #                   whole weights
-#   load s.t/b      hoststep s.t/b                                 its room is free; as `step` in
+#   load s.t/b      hoststep s.t/b                                 its slot is free; as `step` in
 #                                                                  `replicas.py`
 #
 # With a scale ends all that the device does to a gradient: it takes sums, and divides by the
-# weights of losses. A copy reads the gradient then, and writes no memory of other tasks. A room is
+# weights of losses. A copy reads the gradient then, and writes no memory of other tasks. A slot is
 # memory on the host for a bucket's gradient. A rank has a few, so while one bucket steps, the next
 # gradient comes and the last weights leave.
 #
-# Nobody waits in a circle. Say that bucket b of step t is whole and lacks a room. So every stage
-# has done its forwards of step t, as in `offload.py`, and losses lack nothing. The rooms are held
+# Nobody waits in a circle. Say that bucket b of step t is whole and lacks a slot. So every stage
+# has done its forwards of step t, as in `offload.py`, and losses lack nothing. The slots are held
 # by buckets that are whole in step t, or whose loads of t - 1 are under way. The latter lack
 # nothing. The steps of the former may lack the vote and the release of weights, behind which stand
-# backwards, sums, scales and norms of step t. None of these needs a room, or a step of t. So they
-# step, are loaded, and give their rooms back.
+# backwards, sums, scales and norms of step t. None of these needs a slot, or a step of t. So they
+# step, are loaded, and give their slots back.
 
 from collections.abc import Iterator
 

@@ -20,14 +20,14 @@ back."""
 # * Those that are whole in step t. Their steps may lack losses, which come with forwards that are
 #   done, and the end of a backward and the vote, behind which stand backwards, sums and norms of
 #   step t. None of these needs a slot, a step of t or a store, but where weights are in scratch;
-#   see `stays.py`. So they step, are stored, and end as well.
+#   see `residencies.py`. So they step, are stored, and end as well.
 #
 # The gate of the stores adds no circle: the stores of step t - 1 wait for nothing of step t. A step
 # that is dropped has fetched nothing, since no bucket of it was whole.
 
 from collections.abc import Iterator
 
-from ..lane import Gate
+from ..counters import Gate
 from ..task import Kind
 from .replicas import opened, whole
 from .row import Need, OnDevice, Opening, Pool, Row, StageHere, for_steps, urgent

@@ -17,10 +17,10 @@
 
 from collections.abc import Iterator
 
-from ..lane import Gate
+from ..counters import Gate
 from ..message import Meaning, Message, numbered
 from ..policies.policy import View
-from ..stash import StashMove
+from ..stash_places import StashMove
 from ..task import Kind, Task
 from .replicas import parts, reduced
 from .row import Leave, Need, Row, Sending, StageHere, always, nothing
@@ -87,15 +87,15 @@ def with_room(here: StageHere) -> Leave:
 
 
 def whole_weights(here: StageHere, gate: Gate) -> tuple[Need, ...]:
-    """The weights are whole; needed only where they come for stays."""
-    return (Need(gate),) if here.job.stays else ()
+    """The weights are whole; needed only where they come for residencies."""
+    return (Need(gate),) if here.job.residencies else ()
 
 
 def inputs(here: StageHere) -> tuple[Need, ...]:
     """The messages that a forward needs."""
-    pipe, stage = here.seat
+    pipe, stage = here.stage_copy
     reader = here.job.reader_of(pipe)
-    before = reader if here.is_first else here.seat._replace(stage=stage - 1)
+    before = reader if here.is_first else here.stage_copy._replace(stage=stage - 1)
     activation = Need(Meaning.ACTIVATION, (before,))
     return (activation, Need(Meaning.TARGET, (reader,))) if here.is_last else (activation,)
 
@@ -108,19 +108,19 @@ def gradient(here: StageHere) -> tuple[Need, ...]:
         made = (*made, Need(Kind.RELOAD))
     if here.is_last:
         return made
-    after = here.seat._replace(stage=here.seat.stage + 1)
+    after = here.stage_copy._replace(stage=here.stage_copy.stage + 1)
     return *made, Need(Meaning.GRADIENT, (after,), after=Kind.FORWARD)
 
 
 def sent_on(here: StageHere) -> Sending | None:
     """The message to the next stage: its activation is there. The last stage sends none."""
-    pipe, stage = here.seat
+    pipe, stage = here.stage_copy
     return None if here.is_last else Sending(Meaning.ACTIVATION, stage + 1, pipe)
 
 
 def sent_back(here: StageHere) -> Sending | None:
     """The message to the stage before: its gradient is there. Stage 0 sends none."""
-    pipe, stage = here.seat
+    pipe, stage = here.stage_copy
     return None if here.is_first else Sending(Meaning.GRADIENT, stage - 1, pipe)
 
 
@@ -128,5 +128,5 @@ def losses(here: StageHere, task: Task) -> list[Message]:
     """After the last forward of a step: a message to every stage of every pipe that the losses are
     known."""
     step, _ = here.job.step_of(task.microbatch)
-    number = numbered(step, range(here.job.pipes), here.seat.pipe)
-    return [Message(Meaning.LOSS, stage, number, pipe) for pipe, stage in here.job.seats()]
+    number = numbered(step, range(here.job.pipes), here.stage_copy.pipe)
+    return [Message(Meaning.LOSS, stage, number, pipe) for pipe, stage in here.job.stage_copies()]

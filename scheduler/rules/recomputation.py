@@ -5,12 +5,12 @@
 #   R s.n  F s.n has started  nothing; B s.n or I s.n needs it
 #
 # No policy is asked. R fills time: it comes after forwards and backwards and before weight
-# gradients, unless its backward lacks nothing else; then it takes that backward's turn. The policy
-# says how many may be ahead of their backwards.
+# gradients, unless its backward lacks nothing else; then it takes that backward's priority. The
+# policy says how many may be ahead of their backwards.
 
 from collections.abc import Iterator
 
-from ..lane import Gate
+from ..counters import Gate
 from ..message import Meaning
 from ..policies.policy import View
 from ..task import Kind, Task
@@ -22,7 +22,7 @@ def recomputation(here: StageHere) -> Iterator[Row]:
     """The row of a stage that recomputes."""
     back = here.back
 
-    def turn(task: Task, view: View) -> tuple[int, ...]:
+    def priority(task: Task, view: View) -> tuple[int, ...]:
         stage, number = task.stage, task.microbatch
         if here.is_last or view.has_come(Meaning.GRADIENT, stage, number):
             return (1, *view.policy.key(Task(back, stage, number), view))
@@ -34,4 +34,4 @@ def recomputation(here: StageHere) -> Iterator[Row]:
 
     if here.recomputes:
         needs = (Need(Kind.FORWARD), *whole_weights(here, Gate.RECOMPUTES))
-        yield Row(Kind.RECOMPUTE, needs, turn, admitted=admitted, fills=True)
+        yield Row(Kind.RECOMPUTE, needs, priority, admitted=admitted, fills=True)

@@ -7,8 +7,8 @@
 #                 added up by a library                   in two levels
 #   step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
 #                 pipes; the vote where there is one;     buckets of the stage have stepped; see
-#                 its state where that is offloaded;      `sharding.py` and `stays.py` for shards
-#                 the release of whole weights; none
+#                 its state where that is offloaded;      `sharding.py`, `residencies.py` for
+#                 the release of whole weights; none      shards
 #                 where steps are on the host
 #
 # Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
@@ -18,14 +18,14 @@
 # Where a step has several reductions, backwards of a run wait for the reduction of the run before
 # last. That needs parts of all copies of the stage, whose runs before last have begun. So nobody
 # waits in a circle: of all runs that wait, take one of the least number. Copies of a tied bucket
-# are on several stages, and the run of another stage may wait for the room that this one has for
+# are on several stages, and the run of another stage may wait for the place that this one has for
 # whole weights. Where that may be, tied buckets keep no run back.
 
 from collections.abc import Callable, Iterator
 
 from ..bucket import BucketCopy, Copies, across, alike, of_group
-from ..job import Seat
-from ..lane import Gate
+from ..counters import Gate
+from ..job import StageCopy
 from ..message import Meaning, Message, numbered
 from ..task import Counts, Kind, Task
 from .collectives import by_library, ready
@@ -36,7 +36,7 @@ def replicas(here: StageHere) -> Iterator[Row]:
     """The rows of each bucket of a stage."""
     for bucket, copies in enumerate(here.buckets):
         if len(copies) > 1 and not by_library(here.job, copies):
-            parts_of_all = Need(Meaning.PART, seats_of(near(here, bucket)), bucket)
+            parts_of_all = Need(Meaning.PART, stage_copies_of(near(here, bucket)), bucket)
             then = nothing if here.job.shards else sums(here)
             then = subtotals(here) if here.job.is_grouped else then
             opens = (run_after_next(here),) if holds_back(here, copies) else ()
@@ -59,13 +59,13 @@ def replicas(here: StageHere) -> Iterator[Row]:
 def opened(here: StageHere) -> tuple[Opening, ...]:
     """The gates that the end of a step opens; where weights are in scratch, it has ended when they
     are there."""
-    job, stage = here.job, here.seat.stage
-    if job.shards and not job.stays:
+    job, stage = here.job, here.stage_copy.stage
+    if job.shards and not job.residencies:
         return ()
     of_step = for_steps(job, Gate.WEIGHTS)
-    if not job.stays:
+    if not job.residencies:
         return of_step
-    a_step = job.a_step(Counts.STAYS, stage)
+    a_step = job.a_step(Counts.RESIDENCIES, stage)
     return (*of_step, Opening(Gate.STEPPED, lambda steps: (steps + 1) * a_step))
 
 
@@ -77,13 +77,13 @@ def run_after_next(here: StageHere) -> Opening:
     return Opening(Gate.REDUCED, lambda runs: here.job.first_of_run(runs + 2))
 
 
-# Tied buckets keep no run back where a rank has fewer rooms than stages, and three reductions. A
+# Tied buckets keep no run back where a rank has fewer places than stages, and three reductions. A
 # third run would wait for the sums of the first, and so for the backward of every tied layer, whose
-# stay may wait for the room of this one: hypothesis found it. Refusing these settings was tried
-# first. To wait nowhere would leave more gradients of tied weights on their way.
+# residency may wait for the place of this one: hypothesis found it. Refusing these settings was
+# tried first. To wait nowhere would leave more gradients of tied weights on their way.
 def holds_back(here: StageHere, copies: Copies) -> bool:
     """Backwards of a run wait for the reduction of the run before last of a bucket."""
-    is_tied = any(copy.stage != here.seat.stage for copy in copies)
+    is_tied = any(copy.stage != here.stage_copy.stage for copy in copies)
     return here.job.reductions > 1 and not (is_tied and here.job.ties_may_wait_in_a_circle)
 
 
@@ -97,25 +97,27 @@ def reduced(here: StageHere) -> tuple[Need, ...]:
 def new_weights(here: StageHere) -> Callable[[Task], list[Message]]:
     """After a step, a message to each copy that its new weights are there, where there are shards
     and weights are always whole; see `opened`."""
-    if not here.job.shards or here.job.stays:
+    if not here.job.shards or here.job.residencies:
         return lambda task: []
     return lambda task: weights(here, task.part, task.microbatch)
 
 
 def near(here: StageHere, bucket: int) -> Copies:
     """The copies of a bucket that add up with this one: those of its group."""
-    me = BucketCopy(*here.seat, bucket)
+    me = BucketCopy(*here.stage_copy, bucket)
     return of_group(here.buckets[bucket], me, here.job.pipes_a_group)
 
 
 def column(here: StageHere, bucket: int) -> Copies:
     """The copies of a bucket, one of each group, that own the same shard as this one."""
-    return across(here.buckets[bucket], BucketCopy(*here.seat, bucket), here.job.pipes_a_group)
+    return across(
+        here.buckets[bucket], BucketCopy(*here.stage_copy, bucket), here.job.pipes_a_group
+    )
 
 
-def seats_of(copies: Copies) -> tuple[Seat, ...]:
+def stage_copies_of(copies: Copies) -> tuple[StageCopy, ...]:
     """The pipe and stage of each copy, in the order of the copies."""
-    return tuple(Seat(copy.pipe, copy.stage) for copy in copies)
+    return tuple(StageCopy(copy.pipe, copy.stage) for copy in copies)
 
 
 def whole(here: StageHere, bucket: int) -> Need:
@@ -125,12 +127,12 @@ def whole(here: StageHere, bucket: int) -> Need:
     if len(copies) == 1:
         return Need(here.completes)
     if by_library(here.job, copies):
-        return Need(Meaning.SUM, (here.seat,), bucket)
+        return Need(Meaning.SUM, (here.stage_copy,), bucket)
     if here.job.shards:
         if here.job.is_grouped:
-            return Need(Meaning.TOTAL, seats_of(column(here, bucket)), bucket)
+            return Need(Meaning.TOTAL, stage_copies_of(column(here, bucket)), bucket)
         return Need(Kind.REDUCE, bucket=bucket)
-    return Need(Meaning.SUM, seats_of(near(here, bucket)), bucket)
+    return Need(Meaning.SUM, stage_copies_of(near(here, bucket)), bucket)
 
 
 def stage_is_done(here: StageHere, bucket: int) -> tuple[Need, ...]:
@@ -143,12 +145,12 @@ def stage_is_done(here: StageHere, bucket: int) -> tuple[Need, ...]:
 def losses_of_all(here: StageHere) -> Need:
     """Every pipe's losses of the step are here."""
     last = here.job.last_stage
-    return Need(Meaning.LOSS, tuple(Seat(pipe, last) for pipe in range(here.job.pipes)))
+    return Need(Meaning.LOSS, tuple(StageCopy(pipe, last) for pipe in range(here.job.pipes)))
 
 
 def voted(here: StageHere) -> tuple[Need, ...]:
     """The norm of all gradients is known; needed only where steps wait for it."""
-    return (Need(Meaning.VOTE, (Seat(0, 0),)),) if here.job.votes else ()
+    return (Need(Meaning.VOTE, (StageCopy(0, 0),)),) if here.job.votes else ()
 
 
 def fetched(here: StageHere, bucket: int) -> tuple[Need, ...]:
@@ -157,9 +159,9 @@ def fetched(here: StageHere, bucket: int) -> tuple[Need, ...]:
 
 
 def let_go(here: StageHere) -> tuple[Need, ...]:
-    """Whole weights of the step have been let go; needed only where they come for stays, from
+    """Whole weights of the step have been let go; needed only where they come for residencies, from
     shards that are stepped where they are."""
-    return (Need(Kind.RELEASE),) if here.job.stays and not here.job.offloads_weights else ()
+    return (Need(Kind.RELEASE),) if here.job.residencies and not here.job.offloads_weights else ()
 
 
 def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:
@@ -202,9 +204,9 @@ def weights(here: StageHere, bucket: int, number: int) -> list[Message]:
 
     Args:
         bucket: index of the bucket.
-        number: number of the stay, or of the step where weights are always whole.
+        number: number of the residency, or of the step where weights are always whole.
     """
-    me = BucketCopy(*here.seat, bucket)
+    me = BucketCopy(*here.stage_copy, bucket)
     of_layer = alike(near(here, bucket), me)
     numbered_by_me = numbered(number, of_layer, me)
     return [Message(Meaning.WEIGHTS, to.stage, numbered_by_me, to.pipe, bucket) for to in of_layer]
@@ -212,8 +214,8 @@ def weights(here: StageHere, bucket: int, number: int) -> list[Message]:
 
 def weights_of_all(here: StageHere, bucket: int) -> Need:
     """The weights of all shards of a bucket are here."""
-    of_layer = alike(near(here, bucket), BucketCopy(*here.seat, bucket))
-    return Need(Meaning.WEIGHTS, seats_of(of_layer), bucket)
+    of_layer = alike(near(here, bucket), BucketCopy(*here.stage_copy, bucket))
+    return Need(Meaning.WEIGHTS, stage_copies_of(of_layer), bucket)
 
 
 def to_copies(
@@ -225,5 +227,5 @@ def to_copies(
         copies: copies that hear it, of which each has such messages of all.
         bucket: index of the bucket.
     """
-    number = numbered(step, copies, BucketCopy(*here.seat, bucket))
+    number = numbered(step, copies, BucketCopy(*here.stage_copy, bucket))
     return [Message(meaning, to.stage, number, to.pipe, to.bucket) for to in copies]

@@ -6,11 +6,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from ..bucket import Copies
-from ..job import Job, Seat
-from ..lane import Counter, Gate
+from ..counters import Counter, Gate
+from ..job import Job, StageCopy
 from ..message import Meaning, Message
 from ..policies.policy import View
-from ..stash import StashMove
+from ..stash_places import StashMove
 from ..task import AnyKind, Kind, Task
 
 
@@ -23,12 +23,12 @@ class Queue(Enum):
 
 class OnDevice(Queue):
     """The queues of a training and of an evaluation: the device's tasks; the collectives of a
-    library that run beside them, and the turns that are given out for those; copies between the
+    library that run beside them, and the tickets that are given out for those; copies between the
     device and the host or a disk, one queue a direction; steps on the host."""
 
     COMPUTE = "compute"
     COLLECTIVES = "collectives"
-    TURNS = "turns"
+    TICKETS = "tickets"
     COPIES_IN = "copies in"
     COPIES_OUT = "copies out"
     HOST = "host"
@@ -38,11 +38,11 @@ class Need(NamedTuple):
     """A counter that must have passed the head of a kind before that head may run."""
 
     counter: Counter  # kind of task started, meaning of messages received, or gate
-    # seats that send the messages, () for tasks and gates. Where a meaning counts steps,
-    # reductions or stays, each sender sends one message for each, and they are numbered in this
-    # order.
-    senders: tuple[Seat, ...] = ()
-    # index of the bucket whose lane keeps the counter; None: the stage's lane
+    # copies of stages that send the messages, () for tasks and gates. Where a meaning counts steps,
+    # reductions or residencies, each sender sends one message for each, and they are numbered in
+    # this order.
+    senders: tuple[StageCopy, ...] = ()
+    # index of the bucket whose counters have it; None: the stage's
     bucket: int | None = None
     # kind of work here that the messages answer, so that no message comes before it; None where
     # there is no such work
@@ -70,13 +70,13 @@ class Pool(Enum):
     """What a rank has a few of, for work to take and to give back."""
 
     SLOTS = "slot"  # memory on the device for offloaded state of a bucket
-    ON_HOST = "room on the host"  # for the gradient of a bucket that steps there
-    ROOMS = "room for whole weights"  # of a stage
+    ON_HOST = "slot on the host"  # for the gradient of a bucket that steps there
+    WHOLE = "place for whole weights"  # of a stage
 
     __hash__ = object.__hash__
 
 
-Turn = Callable[[Task, View], tuple[int, ...]]
+Priority = Callable[[Task, View], tuple[int, ...]]
 Leave = Callable[[Task, View], bool]
 
 
@@ -101,13 +101,13 @@ def for_steps(job: Job, *gates: Gate) -> tuple[Opening, ...]:
 
 
 def at_once(task: Task, view: View) -> tuple[int, ...]:
-    """The turn of work that comes before all other, in the order of stages and buckets."""
+    """The priority of work that comes before all other, in the order of stages and buckets."""
     return (0, 0, task.stage, task.part)
 
 
-def urgent(level: int) -> Turn:
-    """The turn of work that ends a step, or brings weights: before all that the policy orders, the
-    least level first, then by stage and bucket."""
+def urgent(level: int) -> Priority:
+    """The priority of work that ends a step, or brings weights: before all that the policy orders,
+    the least level first, then by stage and bucket."""
     return lambda task, view: (0, level, task.stage, task.part)
 
 
@@ -120,7 +120,7 @@ class Row:
     # function that gives the sort key of a head; None where there is a level instead. Of all
     # heads of a queue that may run, the one with the least key does. Keys begin with 0 for work
     # that ends a step, 1 for work that the policy orders, and more for work that fills time.
-    turn: Turn | None = None
+    priority: Priority | None = None
     # function that gives the messages that follow from a task, besides that of `sends`. Of work
     # that counts microbatches it is asked for the last one of a step alone. A task in pieces
     # sends them with its last piece.
@@ -131,7 +131,7 @@ class Row:
     bucket: int | None = None  # index of the bucket that the work is done on; None: the stage
     queue: Queue = OnDevice.COMPUTE  # queue on which the work runs
     # what the key begins with where the policy gives the rest of it, and is asked whether the
-    # head may run, besides `admitted`. 0: the policy is not asked, and `turn` is.
+    # head may run, besides `admitted`. 0: the policy is not asked, and `priority` is.
     level: int = 0
     sends: Sending | None = None  # message that follows from every task; None: none does
     admitted: Leave = always  # function that says whether the head has room to run now
@@ -140,11 +140,11 @@ class Row:
     early: Leave = never
     fills: bool = False  # True if the work fills time and no other rank waits for it
     opens: tuple[Opening, ...] = ()  # gates that the work opens
-    # True if the messages that follow give out the group's next turn, which is then their
+    # True if the messages that follow give out the group's next ticket, which is then their
     # number
-    gives_turns: bool = False
-    in_turn: bool = False  # True if the work runs on the bucket's turn
-    in_order: bool = False  # True if such work of a rank starts in the order of `Job.stays`
+    gives_tickets: bool = False
+    by_ticket: bool = False  # True if the work runs on the bucket's ticket
+    in_order: bool = False  # True if such work of a rank starts in the order of `Job.residencies`
     # pool of which the work starts only with one that is free, which it takes; None: it takes
     # none
     takes: Pool | None = None
@@ -163,27 +163,27 @@ class StageHere:
     """A stage on this rank, as the rules see it."""
 
     job: Job  # schedule of the run
-    seat: Seat  # the stage, and the pipe whose copy of it this rank holds
+    stage_copy: StageCopy  # the stage, and the pipe whose copy of it this rank holds
     # all copies of each bucket of the stage, this one included; () in an evaluation
     buckets: tuple[Copies, ...] = ()
 
     @property
     def is_first(self) -> bool:
-        return self.seat.stage == 0
+        return self.stage_copy.stage == 0
 
     @property
     def is_last(self) -> bool:
-        return self.seat.stage == self.job.last_stage
+        return self.stage_copy.stage == self.job.last_stage
 
     @property
     def recomputes(self) -> bool:
         """Some layers of the stage run forward again before a backward."""
-        return self.job.trains and self.seat.stage in self.job.recomputed
+        return self.job.trains and self.stage_copy.stage in self.job.recomputed
 
     @property
     def offloads_stash(self) -> bool:
         """What microbatches keep for their backwards may leave the device."""
-        pipe, stage = self.seat
+        pipe, stage = self.stage_copy
         placement = self.job.placement
         return self.job.offloads_stash(placement.rank_of(stage, pipe % placement.pipes))
 

@@ -18,7 +18,7 @@ sends the new weights of it where it would send the sum."""
 
 from collections.abc import Iterator
 
-from ..lane import Gate
+from ..counters import Gate
 from ..task import Kind
 from .replicas import weights_of_all
 from .row import Row, StageHere, for_steps, urgent

@@ -79,8 +79,10 @@ class Run:
     def _of(cls, line: Timeline, of: dict[str, Any], file: Path) -> "Run":
         """The run of a timeline, by what that says of its schedule."""
         replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
-        slots, rooms = of.pop("slots", 0), of.pop("host_rooms", 0)
-        if slots and rooms:
+        slots = of.pop("slots", 0)
+        # traces of former versions say `host_rooms`
+        on_host = of.pop("host_slots", 0) or of.pop("host_rooms", 0)
+        if slots and on_host:
             raise ValueError(
                 f"{file} is of a former version, whose steps were on the device and on the "
                 "host; expected the timeline of a run of this version"
@@ -96,11 +98,12 @@ class Run:
         on_device = of.pop("held_on_device", 0)
         of.pop("host_share", None)  # of a former version
         job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots, cuts=cuts)
-        job = replace(job, host_rooms=rooms, held_on_device=on_device)
+        job = replace(job, host_slots=on_host, held_on_device=on_device)
         job = with_shards(job, **shared)
-        if len(line.stays) not in (0, job.stages):
+        if len(line.residencies) not in (0, job.stages):
             raise ValueError(
-                f"{file}: it has stays of {plural(len(line.stays), 'stage')}; expected {job.stages}"
+                f"{file}: it has residencies of {plural(len(line.residencies), 'stage')}; "
+                f"expected {job.stages}"
             )
         return cls(line, job, recompute, shared, samples)
 
@@ -128,7 +131,7 @@ class Run:
             replicas=self.job.replicas,
             votes=self.job.votes,
             slots=self.job.slots,
-            host_rooms=self.job.host_rooms,
+            host_slots=self.job.host_slots,
             recomputed=dict.fromkeys(costs.recomputed, 1),
         )
         shared = dict(self.shared)
@@ -167,7 +170,7 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
         "step": costs.step,
         "reduce": costs.reduce,
         "slots": run.job.slots,
-        "host_rooms": run.job.host_rooms,
+        "host_slots": run.job.host_slots,
         "buckets": list(run.buckets),
         "fetch": costs.state / costs.copies_in,
         "store": costs.state / costs.copies_out,

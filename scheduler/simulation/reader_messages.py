@@ -20,5 +20,5 @@ def has_ended(placement: Placement, replicas: Iterable[int], number: int) -> lis
     return [
         Message(Meaning.END, stage, number, replica * placement.pipes + pipe)
         for replica in replicas
-        for pipe, stage in placement.seats()
+        for pipe, stage in placement.stage_copies()
     ]

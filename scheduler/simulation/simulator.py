@@ -20,9 +20,9 @@ from ..linger import Linger
 from ..message import Load, Meaning, Message
 from ..order import Order
 from ..plural import plural
+from ..rank_state import RankState
 from ..rules import Feature, OnDevice, Queue
 from ..sharing import Hand, microbatch_for_slot
-from ..state import RankState
 from ..task import AnyKind, Kind, Task
 from .costs import Costs, Edge, of_stage, ring
 from .reader_messages import has_ended, has_read
@@ -147,7 +147,7 @@ class _Simulation:
             len(self.states),
             job.microbatches,
             reductions=job.reductions,
-            stays=job.stays_a_step,
+            residencies=job.residencies_a_step,
         )
         self._running: set[tuple[int, Queue]] = set()
         self._events: list[

@@ -79,12 +79,12 @@ class Timeline:
     unit: str = ""  # name of the unit of time; "" where there is none
     title: str = ""  # heading for pictures
     # settings of a run: the arguments of `schedules.build_schedule`, and replicas, clips,
-    # recompute, slots, host_rooms, zero, reductions, gathered and offloads_weights; {} for a
+    # recompute, slots, host_slots, zero, reductions, gathered and offloads_weights; {} for a
     # simulation
     schedule: dict[str, Any] = field(default_factory=dict)
     reductions: int = 1  # number of times that a step adds a bucket up over its copies
     # number of times that weights of each stage come for a step; () where they stay
-    stays: tuple[int, ...] = ()
+    residencies: tuple[int, ...] = ()
     spans: list[Span] = field(default_factory=list)  # tasks that ran, by start
     pauses: list[Pause] = field(default_factory=list)  # times in which a rank could run nothing
     # messages between ranks; () where they were not kept, as in simulations
@@ -237,7 +237,7 @@ class Timeline:
         a_step = {
             Counts.MICROBATCHES: self.microbatches,
             Counts.REDUCTIONS: self.reductions,
-            Counts.STAYS: self.stays[task.stage] if self.stays else 1,
+            Counts.RESIDENCIES: self.residencies[task.stage] if self.residencies else 1,
         }
         return task.microbatch // a_step.get(task.kind.counts, 1)
 
@@ -317,9 +317,12 @@ class Timeline:
                 for rank, task, start, end in told.pop("spans")
             ]
             pauses = [Pause(*pause) for pause in told.pop("pauses")]
-            stays = tuple(told.pop("stays", ()))
+            # traces of former versions say `stays`
+            residencies = tuple(told.pop("residencies", ()) or told.pop("stays", ()))
             messages = [Delivery(*one) for one in told.pop("messages", ())]
-            line = cls(spans=spans, pauses=pauses, stays=stays, messages=messages, **told)
+            line = cls(
+                spans=spans, pauses=pauses, residencies=residencies, messages=messages, **told
+            )
             _check(line)
             return line
         except MALFORMED as error:
@@ -335,9 +338,11 @@ def _check(line: Timeline) -> None:
     Raises:
         ValueError, TypeError: there is such a thing.
     """
-    counts = (line.ranks, line.microbatches, line.reductions, *line.stays)
+    counts = (line.ranks, line.microbatches, line.reductions, *line.residencies)
     if not all(isinstance(count, int) and count > 0 for count in counts):
-        raise ValueError(f"numbers {str(counts)[:80]} of ranks, microbatches, reductions and stays")
+        raise ValueError(
+            f"numbers {str(counts)[:80]} of ranks, microbatches, reductions and residencies"
+        )
     if not isinstance(line.schedule, dict):
         raise ValueError(f"schedule is {line.schedule!r}")
     for rank, what, start, end in (*line.spans, *line.pauses):

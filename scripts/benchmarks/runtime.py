@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import axrt
 from axrt.observe.observer import Observer
 from axrt.scheduler.task import Task
-from axrt.transport.note import News
+from axrt.transport.control import News
 
 ROOT = Path(__file__).resolve().parents[2]
 MICROBATCHES, STEPS = 256, 20

@@ -14,12 +14,12 @@ from pathlib import Path
 import click
 
 from axrt.scheduler.bucket import copies_by_pipe
-from axrt.scheduler.job import Job, Seat
+from axrt.scheduler.job import Job, StageCopy
 from axrt.scheduler.placement import placement_by_name
 from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.rules import Row, StageHere, features_of
-from axrt.scheduler.stash import least_rooms
+from axrt.scheduler.stash_places import least_places
 from axrt.scheduler.task import AnyKind, Counts, Task
 
 FILE = Path(__file__).resolve().parents[2] / "scheduler" / "rules" / "__init__.py"
@@ -46,11 +46,11 @@ def runs() -> dict[str, Job]:
         "groups": with_(whole, replicas=4, group=2),
         "library": with_(two, by_library=True),
         "offload": with_(whole, slots=3),
-        "host": with_(whole, host_rooms=3),
+        "host": with_(whole, host_slots=3),
         "zero 1": with_shards(two, 1),
         "zero 3": with_shards(with_(by_stage, replicas=2), 3),
         "weights": with_shards(with_(by_stage, slots=3), 0, offloads_weights=True),
-        "stash": with_(_job("gpipe"), held_on_device=least_rooms(1)),
+        "stash": with_(_job("gpipe"), held_on_device=least_places(1)),
     }
 
 
@@ -84,7 +84,7 @@ def seen(jobs: Mapping[str, Job]) -> dict[AnyKind, Seen]:
 
 def _rows(job: Job, stage: int) -> Iterator[Row]:
     copies = copies_by_pipe(stage, 0, job.pipes)
-    here = StageHere(job, Seat(0, stage), (copies,))
+    here = StageHere(job, StageCopy(0, stage), (copies,))
     for feature in features_of(job):
         yield from feature(here)
 

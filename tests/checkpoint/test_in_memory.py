@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 import axrt
 from axrt.checkpoint.host_memory import HostMemory, Part
-from axrt.checkpoint.keepers import host_name, keepers_of
 from axrt.checkpoint.memory_run import NAME, MemoryRun
+from axrt.checkpoint.partners import host_name, partners_of
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -169,7 +169,7 @@ def test_any_one_host_may_be_lost_and_nothing_is_read_from_a_disk(
     assert there == expected
     told = capfd.readouterr().err
     assert f"taken from memory: the copies of step {KEPT}" in told
-    assert ("from their keepers" in told) == bool(lost)
+    assert ("from their partners" in told) == bool(lost)
 
 
 def test_the_newest_of_disk_and_memory_is_taken(places: tuple[Path, Path]) -> None:
@@ -209,7 +209,7 @@ def test_what_is_damaged_is_not_taken(
         part = step_of(places, rank % 2, KEPT) / f"rank-{rank}-of-4"
         damage(random.choice(sorted(part.iterdir())), random)
     check_went_on(run(places, STEPS))
-    assert "ranks 0, 3 from their keepers" in capfd.readouterr().err
+    assert "ranks 0, 3 from their partners" in capfd.readouterr().err
 
 
 def test_a_damaged_checkpoint_that_is_newer_does_not_hide_what_memory_has(
@@ -651,11 +651,11 @@ def test_what_is_done_is_removed(places: tuple[Path, Path]) -> None:
 
 
 def test_copies_are_kept_on_the_next_host() -> None:
-    assert keepers_of(["a", "a", "b", "b"]) == [2, 3, 0, 1]
-    assert keepers_of(["a", "b", "a", "c"]) == [1, 3, 1, 0]
-    assert keepers_of(["a", "a", "a", "b"]) == [3, 3, 3, 0]
+    assert partners_of(["a", "a", "b", "b"]) == [2, 3, 0, 1]
+    assert partners_of(["a", "b", "a", "c"]) == [1, 3, 1, 0]
+    assert partners_of(["a", "a", "a", "b"]) == [3, 3, 3, 0]
     for hosts in (["a", "b", "c"], ["a", "b", "a", "b", "b"]):
-        assert all(hosts[k] != hosts[r] for r, k in enumerate(keepers_of(hosts)))
+        assert all(hosts[k] != hosts[r] for r, k in enumerate(partners_of(hosts)))
 
 
 def test_one_host_is_refused(places: tuple[Path, Path]) -> None:

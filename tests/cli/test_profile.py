@@ -92,7 +92,7 @@ def _step_s(costs: Path, *more: str) -> float:
         (lambda of: of.update(schedule=[1]), "schedule is [1]"),
         (lambda of: of.update(ranks=0), "numbers (0, "),
         (lambda of: of.update(ranks=3), "is of 1 rank and 1 replica, and it has rows of 3"),
-        (lambda of: of.update(stays=[1]), "it has stays of 1 stage; expected 2"),
+        (lambda of: of.update(residencies=[1]), "it has residencies of 1 stage; expected 2"),
         (
             lambda of: of["schedule"].update(name="fixed", order=[1]),
             "its schedule is not as a run writes it",

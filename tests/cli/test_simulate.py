@@ -218,10 +218,10 @@ def test_steps_on_the_host_add_what_nothing_hides() -> None:
     def makespan(*more: str) -> float:
         return float(json.loads(simulate(*case, *more).output)["makespan"])
 
-    on_host = makespan(*costs, "world.host_rooms=3")
+    on_host = makespan(*costs, "world.host_slots=3")
     # The last gradient leaves behind two others; then its step, and its weights.
     assert on_host - makespan() == 3 * 2 + 0.5 + 1
-    refused = simulate(*case, *costs, "world.host_rooms=3", "world.slots=3")
+    refused = simulate(*case, *costs, "world.host_slots=3", "world.slots=3")
     assert (refused.exit_code, "expected one of the two" in refused.output) == (2, True)
 
 
@@ -521,7 +521,7 @@ def test_a_run_that_steps_on_the_host_is_predicted_with_its_rooms(tmp_path: Path
         Kind.HOST_STEP: 3e-3,
         Kind.LOAD: 1e-3,
     }
-    job = Job(Linear(2), policy_by_name("1f1b"), 8, host_rooms=2)
+    job = Job(Linear(2), policy_by_name("1f1b"), 8, host_slots=2)
     costs = Costs(Work(1e-3, 1e-3, 1e-3), others=others)
     line = simulated(job, costs, steps=4, buckets=(2, 5)).from_step(1)
     line.schedule = {
@@ -533,15 +533,15 @@ def test_a_run_that_steps_on_the_host_is_predicted_with_its_rooms(tmp_path: Path
         "max_held": 0,
         "order": "",
     }
-    line.schedule |= {"replicas": 1, "clips": False, "recompute": "none", "host_rooms": 2}
+    line.schedule |= {"replicas": 1, "clips": False, "recompute": "none", "host_slots": 2}
     (tmp_path / "timeline.json").write_text(line.to_json())
     found = json.loads(simulate("--like", str(tmp_path), "--json").output)
     measured, predicted, fitted = found["measured"], found["predicted"], found["fitted"]
-    assert (fitted["host_rooms"], fitted["buckets"]) == (2, [2, 5])
+    assert (fitted["host_slots"], fitted["buckets"]) == (2, [2, 5])
     assert fitted["on_host"] == pytest.approx({kind.value: of for kind, of in others.items()})
     assert predicted["step"] == pytest.approx(measured["step"])
     assert (
-        "3000 us its hoststep, 1000 us its load a bucket; 2 rooms"
+        "3000 us its hoststep, 1000 us its load a bucket; 2 slots there"
         in simulate("--like", str(tmp_path)).output
     )
     picture = tmp_path / "run.svg"
@@ -697,6 +697,8 @@ def test_what_does_not_go_together_is_refused_with_a_word(
 def test_a_timeline_of_a_former_version_is_read_by_todays_names(run: Path) -> None:
     line = json.loads((run / "timeline.json").read_text())
     line["schedule"]["in_flight"] = line["schedule"].pop("max_held")
+    line["schedule"]["host_rooms"] = line["schedule"].pop("host_slots")
+    line["stays"] = line.pop("residencies")
     (run / "timeline.json").write_text(json.dumps(line))
     assert simulate("--like", str(run)).exit_code == 0
 

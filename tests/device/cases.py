@@ -15,7 +15,7 @@ from axrt.device.device import CPU
 from axrt.device.queues import DeviceStream, Inline, current_stream, moment_of
 from axrt.device.thread_queue import ThreadQueue
 from axrt.runtime.compute import compute_on
-from axrt.runtime.handover import Handover
+from axrt.runtime.user_tensors import UserTensors
 from axrt.transport.local import LocalTransport, LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Leaving, Pinned, PinnedMemory
@@ -159,9 +159,9 @@ def case_batches_of_any_layout_are_taken_as_torch_would(comm: "MPI.Comm") -> Non
     if comm.rank:
         return
     compute = compute_on(DEVICE)
-    handover, row = Handover(DEVICE, compute), torch.arange(12.0).view(3, 4)
+    user_tensors, row = UserTensors(DEVICE, compute), torch.arange(12.0).view(3, 4)
     batches = [row[:1].expand(6, 4), row.t(), row[:, ::2], row.clone().requires_grad_(), row]
-    taken = handover.taken(batches)
+    taken = user_tensors.taken(batches)
     compute.queue.drain()
     for mine, batch in zip(taken, batches, strict=True):
         plain = batch.to(DEVICE)

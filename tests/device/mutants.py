@@ -20,7 +20,7 @@ GPU, OURS = "tests.gpu.cases", "tests.device.cases"
 _ACTIVATIONS = "case_activations_leave_the_device_and_come_back"
 LARGE = "case_large_activations_have_the_bits"
 LIBRARY = "case_a_library_adds_up_and_carries"
-STAYS = "case_weights_come_from_scratch_and_go"
+RESIDENCIES = "case_weights_come_from_scratch_and_go"
 HANDS = "case_memory_that_changes_hands_is_recorded"
 
 
@@ -168,7 +168,7 @@ MUTANTS = [
     ),
     Mutant(
         "the user's own batches are not recorded",
-        "axrt/runtime/handover.py",
+        "axrt/runtime/user_tensors.py",
         "            _record(placed)",
         "            pass",
         OURS,
@@ -177,7 +177,7 @@ MUTANTS = [
     ),
     Mutant(
         "what the user gets is not recorded",
-        "axrt/runtime/handover.py",
+        "axrt/runtime/user_tensors.py",
         "            _record(flatten(payload)[1])",
         "            pass",
         OURS,
@@ -185,7 +185,7 @@ MUTANTS = [
     ),
     Mutant(
         "given weights are taken over on the user's stream",
-        "axrt/runtime/given_weights.py",
+        "axrt/runtime/initial_weights.py",
         "with rank.loop.computing(), torch.no_grad():",
         "with torch.no_grad():",
         OURS,
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         "batches are copied on the stream that computes, from where they are",
-        "axrt/runtime/handover.py",
+        "axrt/runtime/user_tensors.py",
         "if is_on_host(tensor) and not tensor.is_pinned():",
         "if False:",
         GPU,
@@ -202,7 +202,7 @@ MUTANTS = [
     ),
     Mutant(
         "tasks do not wait for the batch",
-        "axrt/runtime/handover.py",
+        "axrt/runtime/user_tensors.py",
         "        self._compute.queue.after(moment)\n",
         "",
         GPU,
@@ -262,7 +262,7 @@ MUTANTS = [
     ),
     Mutant(
         "activations are let go before their copy has ended",
-        "axrt/store/stash.py",
+        "axrt/store/scratch_stash.py",
         "        self._down[stage, number] = stretch",
         "        self._down[stage, number] = stretch\n        saved.let_go()",
         GPU,
@@ -320,7 +320,7 @@ MUTANTS = [
         "            self.flat.record_stream(current_stream(self.flat.device))",
         "            pass",
         GPU,
-        STAYS,
+        RESIDENCIES,
         1,
     ),
     Mutant(
@@ -329,7 +329,7 @@ MUTANTS = [
         "            current_stream(self._device).synchronize()",
         "            pass",
         GPU,
-        STAYS,
+        RESIDENCIES,
         1,
     ),
     Mutant(
@@ -338,13 +338,13 @@ MUTANTS = [
         'found = [one.to("cpu", non_blocking=True) for one in changed]',
         "found = [one.cpu() for one in changed]",
         GPU,
-        STAYS,
+        RESIDENCIES,
         1,
     ),
     Mutant(
         "shards are read by the user's stream, of which nobody hears",
         "axrt/runtime/trainer.py",
-        "self._rank.handover.given(found)",
+        "self._rank.user_tensors.given(found)",
         "found",
         GPU,
         "case_whole_weights_of_shards_come_and_go",

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from axrt.runtime import trainer
-from axrt.scheduler.state import RankState
+from axrt.scheduler.rank_state import RankState
 from axrt.transport import envelope
 from axrt.transport.landing import fits
 from axrt.transport.wire import Layout

@@ -14,8 +14,8 @@ import axrt
 from axrt.observe.observer import Observer
 from axrt.scheduler.task import Task
 from axrt.transport import Transport
+from axrt.transport.control import News
 from axrt.transport.local import LocalWorld
-from axrt.transport.note import News
 
 from ..sweeps import fewer, swept
 from .models import perceptron

@@ -1,4 +1,4 @@
-"""Gradients that a library adds up, in turns, on ranks in one process; tests/mpi has the
+"""Gradients that a library adds up, by tickets, on ranks in one process; tests/mpi has the
 library."""
 
 from pathlib import Path
@@ -13,9 +13,9 @@ import axrt
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import Kind, Task
+from axrt.transport.control import News
 from axrt.transport.local import LocalWorld
 from axrt.transport.local_collectives import LocalCollectives, Meeting
-from axrt.transport.note import News
 
 from ..sweeps import swept
 from .models import motley, perceptron
@@ -183,7 +183,7 @@ def test_a_turn_leaves_before_a_task_that_may_take_long() -> None:
     begun = [place for place, what in enumerate(noted.seen) if what is Kind.ANNOUNCE]
     assert len(begun) > STEPS
     for place in begun:
-        until = noted.seen.index(Meaning.TURN, place)
+        until = noted.seen.index(Meaning.TICKET, place)
         assert set(noted.seen[place:until]) <= {Kind.ANNOUNCE, Kind.COLLECT, Meaning.READY}
 
 

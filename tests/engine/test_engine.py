@@ -21,8 +21,8 @@ from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
+from axrt.transport.control import News
 from axrt.transport.local import LocalWorld
-from axrt.transport.note import News
 
 from ..sweeps import first, swept
 from .models import perceptron

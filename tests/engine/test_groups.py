@@ -149,8 +149,7 @@ def test_shards_within_groups_change_no_bit_of_sums_in_groups(
 @pytest.mark.parametrize("seed", first(range(12), quick=4))
 def test_a_total_that_is_late_in_another_group_is_that_of_its_step(seed: int) -> None:
     """A group may be a step ahead of another one, which has not had all of its totals."""
-    memory = {"zero": 1, "shard": 2}
-    found = trained(1, 4, memory, seed=seed, steps=6)
+    found = trained(1, 4, {"zero": 1}, {"group": 2}, seed=seed, steps=6)
     plain = in_one_level(1, 4, parallel={"group": 2}, seed=0, steps=6)
     assert found.losses == plain.losses
     for name, value in plain.parameters.items():
@@ -205,10 +204,8 @@ def test_an_optimizer_may_write_to_gradients_while_totals_are_on_their_way(
     zero: int, seed: int
 ) -> None:
     def of(factory: Any, seed: int) -> dict[str, torch.Tensor]:
-        memory = {"zero": zero, "bucket_mb": SMALL, "shard": 2 * (zero > 0)}
-        config = configured(
-            MICROBATCHES, memory=memory, parallel={"data": 4, "group": 2 * (zero == 0)}
-        )
+        memory = {"zero": zero, "bucket_mb": SMALL}
+        config = configured(MICROBATCHES, memory=memory, parallel={"data": 4, "group": 2})
         ranks = LocalWorld(4, seed).run(
             lambda t: train_on_a_rank(t, short(), batches_for(4), STEPS, config, factory)
         )
@@ -240,8 +237,8 @@ def test_a_rank_sends_as_much_as_in_one_level_and_between_groups_a_shard_alone(
     model = axrt.PipelineModule(layers, loss_fn=nn.functional.mse_loss)
     config = configured(
         1,
-        memory={"zero": zero, "reductions": 1 if zero > 1 else 0, "shard": group * (zero > 0)},
-        parallel={"data": data, "group": group * (zero == 0)},
+        memory={"zero": zero, "reductions": 1 if zero > 1 else 0},
+        parallel={"data": data, "group": group},
         schedule={"policy": "1f1b"},
     )
     items = [(torch.randn(2, width), torch.randn(2, width)) for _ in range(data)]
@@ -273,16 +270,8 @@ def refused(**sections: Any) -> str:
             "of 1, 2, 3, 6",
         ),
         (
-            {"parallel": {"data": 4}, "memory": {"shard": 2}},
-            "memory.shard = 2 with memory.zero = 0; expected memory.zero > 0",
-        ),
-        (
-            {"parallel": {"data": 4}, "memory": {"shard": 1, "zero": 1}},
-            "memory.shard = 1: nothing is shared out; expected memory.zero = 0",
-        ),
-        (
-            {"parallel": {"data": 4, "group": 2}, "memory": {"zero": 1}},
-            "expected parallel.group = 0, or memory.shard = 2",
+            {"parallel": {"data": 4}, "memory": {"shard": 2, "zero": 1}},
+            "memory.shard is now parallel.group; expected the new name",
         ),
         (
             {"parallel": {"data": 4, "group": 2, "collectives": "library"}},

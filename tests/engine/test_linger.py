@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import axrt
 from axrt.scheduler.linger import LINGER, Linger
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.rules import Queue
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.local import LocalTransport, LocalWorld
 

@@ -431,7 +431,7 @@ def test_an_evaluation_has_no_more_stages_than_there_is_room_for(
     gathered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buckets: list[Bucket] = []
-    most, made, begin = 0, Bucket.__init__, Bucket.begin_stay
+    most, made, begin = 0, Bucket.__init__, Bucket.begin_residency
 
     def noting(bucket: Bucket, *args: Any, **keys: Any) -> None:
         made(bucket, *args, **keys)
@@ -449,7 +449,7 @@ def test_an_evaluation_has_no_more_stages_than_there_is_room_for(
         schedule={"policy": "breadth-first", "chunks": 8},
     )
     with axrt.initialize(squares(8), adamw, config=config, transport=LocalWorld(1).alone()) as of:
-        monkeypatch.setattr(Bucket, "begin_stay", looking)
+        monkeypatch.setattr(Bucket, "begin_residency", looking)
         of.eval_batch(iter([(torch.ones(4, 64), torch.ones(4, 64))] * 3))
         assert all(is_hollow(p) for bucket in buckets for _, p in bucket.named)
     assert most == gathered

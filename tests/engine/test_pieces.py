@@ -10,8 +10,8 @@ import axrt
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
+from axrt.transport.control import News
 from axrt.transport.local import LocalWorld
-from axrt.transport.note import News
 
 from ..sweeps import first, swept
 from .models import perceptron
@@ -277,6 +277,6 @@ def test_nothing_is_expected_for_ever() -> None:
             for step in range(STEPS):
                 mine = tied_batches(2)(step)[transport.rank * TIED :][:TIED]
                 engine.train_batch(iter(mine))
-            assert not transport._landings._rooms
+            assert not transport._landings._buffers
 
     LocalWorld(2).run(rank_main)

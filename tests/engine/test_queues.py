@@ -16,12 +16,12 @@ from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.rules import OnDevice
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Parcel, Transport
+from axrt.transport.control import ControlMessage, Topic
 from axrt.transport.local import LocalWorld
-from axrt.transport.note import Note, Topic
 from axrt.workers.worker import Made, Mail, Worker, Workers, nothing
 from axrt.world.heartbeat import Silence
 from axrt.world.mesh import Mesh
@@ -61,7 +61,7 @@ def test_a_step_waits_for_its_pause_and_other_work_goes_on_beside_it() -> None:
         LocalWorld(1).alone(),
         {OnDevice.COMPUTE: Compute(Inline()), Beside.PAUSES: Compute(LateEnds())},
         Mesh(0, 1, 1),
-        lambda *note: None,
+        lambda *control: None,
         lambda payload: payload,
         Silence(),
         [watch],
@@ -105,14 +105,14 @@ class Counted(Silence):
 def test_that_another_rank_waits_lets_nobody_go_on() -> None:
     """Else two ranks that tell each other so every two seconds would never lose patience."""
     heard: list[Any] = []
-    waits = (1, Parcel(0, Note(Topic.WAITS)))
-    real = (1, Parcel(0, Note(Topic.SAVED)))
+    waits = (1, Parcel(0, ControlMessage(Topic.WAITS)))
+    real = (1, Parcel(0, ControlMessage(Topic.SAVED)))
     heartbeat = Counted()
     loop = Loop(
         cast(Transport, Scripted([waits], [], [waits, waits], [real], [real, waits])),
         {OnDevice.COMPUTE: Compute(Inline())},
         Mesh(0, 1, 1),
-        lambda *note: heard.append(note),
+        lambda *control: heard.append(control),
         lambda payload: payload,
         heartbeat,
     )

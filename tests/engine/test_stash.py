@@ -108,8 +108,8 @@ def test_with_all_else_the_bits_are_those_without(case: str, policy: str, tmp_pa
     sections: dict[str, Any] = dict(CASES[case])
     disk = {"bucket_mb": 0.004, "scratch": f"disk:{tmp_path}", **sections.pop("memory", {})}
     plain, found = (
-        on_ranks(4, policy, {**disk, "offload_activations": rooms}, **sections)
-        for rooms in (0, FEWEST)
+        on_ranks(4, policy, {**disk, "offload_activations": places}, **sections)
+        for places in (0, FEWEST)
     )
     assert found == plain
 

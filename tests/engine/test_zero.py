@@ -70,11 +70,10 @@ def trained(
     **sections: Any,
 ) -> Outcome:
     assert "zero" not in (memory or {}), "it would be that of all runs"
-    in_groups = {"shard": group} if zero else {}
     config = configured(
         microbatches,
-        memory={"zero": zero, "bucket_mb": SMALL, **in_groups, **(memory or {})},
-        parallel={"data": data, "group": 0 if zero else group},
+        memory={"zero": zero, "bucket_mb": SMALL, **(memory or {})},
+        parallel={"data": data, "group": group},
         **sections,
     )
     outcomes = LocalWorld(ranks * data, seed=3).run(
@@ -420,7 +419,7 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any], str]] = {
     "three shards": (1, 3, {"zero": 3}, "zb-h1"),
     "shards on disk": (1, 2, {"zero": 1, "offload": "stream"}, "1f1b"),
     "two pipes": (2, 1, {"zero": 3, "reductions": 1}, "chimera"),
-    "groups": (1, 4, {"zero": 2, "shard": 2}, "1f1b"),
+    "groups": (1, 4, {"zero": 2}, "1f1b"),
 }
 ONE_STAGE = ["whole", "three shards", "shards on disk"]
 

@@ -13,7 +13,7 @@ from axrt.config import Config
 from axrt.runtime.post import Post
 from axrt.runtime.session import Session
 from axrt.scheduler.message import Load, Meaning, Message
-from axrt.scheduler.planning.stay_planner import plan_stays
+from axrt.scheduler.planning.residency_planner import plan_residencies
 from axrt.scheduler.simulation.schedules import build_schedule
 from axrt.store.bucket import Bucket
 from axrt.store.bucket_shard import BucketShard
@@ -171,7 +171,7 @@ def test_no_more_stages_are_whole_than_there_is_room_for(
     gathered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards: list[BucketShard] = []
-    most, begin, made = 0, Bucket.begin_stay, BucketShard.__init__
+    most, begin, made = 0, Bucket.begin_residency, BucketShard.__init__
 
     def looking(bucket: Bucket) -> None:
         nonlocal most
@@ -184,7 +184,7 @@ def test_no_more_stages_are_whole_than_there_is_room_for(
         if shard._me.pipe == 0:
             shards.append(shard)
 
-    monkeypatch.setattr(Bucket, "begin_stay", looking)
+    monkeypatch.setattr(Bucket, "begin_residency", looking)
     monkeypatch.setattr(BucketShard, "__init__", noting)
     LocalWorld(2).run(lambda t: two_steps(t, 2, "float32", gathered=gathered))
     assert most == gathered
@@ -196,11 +196,11 @@ def test_no_more_stages_are_whole_than_there_is_room_for(
 def test_the_stage_that_is_needed_last_is_let_go() -> None:
     """One rank with four stages: forwards along them, and backwards back."""
     job = build_schedule("breadth-first", 1, 2, chunks=4)
-    assert plan_stays(job, 1).order == ((0, 1, 2, 3, 2, 1, 0),)
-    assert plan_stays(job, 2).order == ((0, 1, 2, 3, 1, 0),)
-    assert plan_stays(job, 4).order == ((0, 1, 2, 3),)
-    assert plan_stays(job, 1).of_stage[2] == ((2, 0, 0), (2, 0, 2))
-    assert plan_stays(job, 4).of_stage[2] == ((2, 0, 2),)
+    assert plan_residencies(job, 1).order == ((0, 1, 2, 3, 2, 1, 0),)
+    assert plan_residencies(job, 2).order == ((0, 1, 2, 3, 1, 0),)
+    assert plan_residencies(job, 4).order == ((0, 1, 2, 3),)
+    assert plan_residencies(job, 1).of_stage[2] == ((2, 0, 0), (2, 0, 2))
+    assert plan_residencies(job, 4).of_stage[2] == ((2, 0, 2),)
 
 
 # Refusals.

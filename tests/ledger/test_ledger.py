@@ -234,7 +234,11 @@ CASES = {
     "groups": Case(data=4, sections={"memory": SMALL, "parallel": {"group": 2}}),
     "shards in groups": Case(
         data=4,
-        sections={"memory": {**SMALL, "zero": 2, "shard": 2}, "optimizer": {"clip": 0.5}},
+        sections={
+            "memory": {**SMALL, "zero": 2},
+            "parallel": {"group": 2},
+            "optimizer": {"clip": 0.5},
+        },
     ),
     "shards-in-weights": Case(  # clipped, so that all totals are there at one time
         data=3,

@@ -333,7 +333,7 @@ class Roomy(InPlace):
     """Memory behind every tensor that arrives: Open MPI writes all that comes before it says that
     it was too much."""
 
-    def room_for(self, layout: Layout) -> Tensor:
+    def allocate(self, layout: Layout) -> Tensor:
         return torch.empty(400_000)[: layout.num_bytes // 4]
 
 

@@ -344,7 +344,7 @@ def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiti
 def test_a_start_that_takes_too_long_ends_with_a_code_of_the_table() -> None:
     ended = victim("a_rank_comes_too_late")
     assert ended.code == 69, ended.err
-    assert "MPI is not up after 1 s (run.start_patience_s), so not all ranks have come" in ended.err
+    assert "MPI is not up after 1 s (run.patience_s), so not all ranks have come" in ended.err
 
 
 @pytest.mark.sweep  # launchers end all ranks when one is killed, see tests/mpi/test_runs.py

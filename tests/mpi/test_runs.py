@@ -118,8 +118,8 @@ MORE = {
     ),
     "gradients in shards of groups": Run(
         (*SHARDS, WIDE, "parallel.data=4", "parallel.group=2"),
-        ("memory.zero=2", "memory.shard=2"),
-        (*WHOLE, "memory.shard=0"),
+        ("memory.zero=2",),
+        WHOLE,
         4,
     ),
 }

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import axrt
 from axrt import deepspeed
-from axrt.transport.note import Topic
+from axrt.transport.control import Topic
 from axrt.world import mpi_world
 from axrt.world.launchers import told
 from tests.engine.reference import configured, random_batches
@@ -318,7 +318,7 @@ def a_rank_leaves_before_it_begins() -> None:
 def a_rank_comes_too_late() -> None:
     if my_rank() == 1:
         time.sleep(60)
-    engine(run={"start_patience_s": 1})
+    engine(run={"patience_s": 1})
 
 
 def too_many_stages() -> None:

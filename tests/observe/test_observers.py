@@ -11,7 +11,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
-from axrt.scheduler.state import RankState
+from axrt.scheduler.rank_state import RankState
 
 
 def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:

@@ -18,7 +18,7 @@ theirs = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2"
 
 class Slice(NamedTuple):
     process: str
-    lane: str
+    track: str
     name: str
     start: float
     end: float
@@ -26,9 +26,9 @@ class Slice(NamedTuple):
 
 
 def read(data: bytes) -> list[Slice]:
-    """The slices of a trace; a lane's end the one that has begun last."""
+    """The slices of a trace; a track's end the one that has begun last."""
     trace: Any = theirs.Trace.FromString(data)
-    processes, lanes = {}, {}
+    processes, tracks = {}, {}
     open_: dict[int, list[Any]] = defaultdict(list)
     found = []
     for packet in sorted(trace.packet, key=lambda one: one.timestamp):
@@ -36,21 +36,23 @@ def read(data: bytes) -> list[Slice]:
         if track.process.process_name:
             processes[track.uuid] = track.process.process_name
         elif track.uuid:
-            lanes[track.uuid] = track.parent_uuid, track.name
+            tracks[track.uuid] = track.parent_uuid, track.name
         event = packet.track_event
         if event.type == theirs.TrackEvent.TYPE_INSTANT:
-            process, lane = lanes[event.track_uuid]
+            process, track = tracks[event.track_uuid]
             at = packet.timestamp / 1e6
-            found.append(Slice(processes[process], lane, event.name, at, at, tuple(event.flow_ids)))
+            found.append(
+                Slice(processes[process], track, event.name, at, at, tuple(event.flow_ids))
+            )
         if event.type == theirs.TrackEvent.TYPE_SLICE_BEGIN:
             open_[event.track_uuid].append(packet)
         elif event.type == theirs.TrackEvent.TYPE_SLICE_END:
             begun = open_[event.track_uuid].pop()
-            process, lane = lanes[event.track_uuid]
+            process, track = tracks[event.track_uuid]
             found.append(
                 Slice(
                     processes[process],
-                    lane,
+                    track,
                     begun.track_event.name,
                     begun.timestamp / 1e6,
                     packet.timestamp / 1e6,
@@ -68,15 +70,15 @@ def line() -> Timeline:
 
 
 def test_every_task_is_a_slice_of_its_rank_and_lane(line: Timeline) -> None:
-    slices = [one for one in read(perfetto(line)) if one.lane != "waits"]
+    slices = [one for one in read(perfetto(line)) if one.track != "waits"]
     found = sorted((one.process, one.name, one.start, one.end) for one in slices)
     expected = sorted((f"rank {rank}", str(task), *of) for rank, task, *of in line.spans)
     assert [one[:2] for one in found] == [one[:2] for one in expected]
     for one, other in zip(found, expected, strict=True):
         assert one[2:] == pytest.approx(other[2:])
-    lanes = {one.name.rstrip("0123456789./"): one.lane for one in slices}
-    assert lanes["F"] == lanes["I"] == lanes["W"] == "compute"
-    assert lanes["step"] == "optimizer"
+    tracks = {one.name.rstrip("0123456789./"): one.track for one in slices}
+    assert tracks["F"] == tracks["I"] == tracks["W"] == "compute"
+    assert tracks["step"] == "optimizer"
 
 
 def test_an_arrow_leads_from_each_send_to_its_receive(line: Timeline) -> None:
@@ -101,13 +103,13 @@ def test_sums_copies_and_steps_have_lanes_of_their_own() -> None:
     policy = policy_by_name("1f1b")
     job = Job(placement_for(policy, 2, 4), policy, 4, replicas=2, votes=True, slots=1)
     slices = read(perfetto(simulate(job, Costs(reduce=1, step=1, state=1), steps=2)))
-    lanes: dict[str, set[str]] = defaultdict(set)
+    tracks: dict[str, set[str]] = defaultdict(set)
     for one in slices:
-        lanes[one.lane].add(one.name.rstrip("0123456789./"))
-    assert {"compute", "reductions", "optimizer", "waits"} < lanes.keys()
-    assert lanes["compute"] == {"F", "B"}
-    assert "reduce" in lanes["reductions"]
-    copies = lanes.keys() - {"compute", "reductions", "optimizer", "waits"}
+        tracks[one.track].add(one.name.rstrip("0123456789./"))
+    assert {"compute", "reductions", "optimizer", "waits"} < tracks.keys()
+    assert tracks["compute"] == {"F", "B"}
+    assert "reduce" in tracks["reductions"]
+    copies = tracks.keys() - {"compute", "reductions", "optimizer", "waits"}
     assert copies == {"state brought in", "state taken out"}
 
 
@@ -118,7 +120,7 @@ def test_an_arrow_leads_from_each_message_sent_to_its_arrival(line: Timeline) ->
     found = read(perfetto(replace(line, messages=[whole, lost, early])))
     ends: dict[int, list[Slice]] = defaultdict(list)
     for one in found:
-        if one.lane == "messages":
+        if one.track == "messages":
             ends[one.arrows[0]].append(one)
     assert [[(of.process, of.name, of.start) for of in two] for two in ends.values()] == [
         [("rank 2", "send ready", 0.0), ("rank 1", "receive ready", 1.5)],
@@ -127,13 +129,13 @@ def test_an_arrow_leads_from_each_message_sent_to_its_arrival(line: Timeline) ->
             ("rank 1", "receive activation 0 for stage 1", 2.5),
         ],
     ]
-    of_tasks = {arrow for one in found if one.lane == "compute" for arrow in one.arrows}
+    of_tasks = {arrow for one in found if one.track == "compute" for arrow in one.arrows}
     assert of_tasks
     assert not of_tasks & ends.keys()
 
 
 def test_pauses_have_their_cause(line: Timeline) -> None:
-    waits = [one for one in read(perfetto(line)) if one.lane == "waits"]
+    waits = [one for one in read(perfetto(line)) if one.track == "waits"]
     assert len(waits) == len(line.pauses)
     assert {one.name for one in waits} == {pause.cause for pause in line.pauses}
 

@@ -12,8 +12,8 @@ from axrt.observe.trace import Trace
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Task
 from axrt.transport import Transport
+from axrt.transport.control import News
 from axrt.transport.local import LocalWorld
-from axrt.transport.note import News
 from axrt.transport.transport import Parcel
 
 from ..engine.models import perceptron

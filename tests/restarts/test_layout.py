@@ -37,9 +37,9 @@ def test_pipelines_get_shorter_only_where_none_fits() -> None:
 @pytest.mark.parametrize("zero", [1, 3])
 def test_groups_of_shards_stay_whole(zero: int) -> None:
     of = config(
-        parallel={"pipe": 1, "data": 4},
+        parallel={"pipe": 1, "data": 4, "group": 2},
         schedule={"microbatches": 3},
-        memory={"zero": zero, "shard": 2},
+        memory={"zero": zero},
     )
     assert smaller_layouts(of, whole_layout(of, 4), 3)[0][:3] == (1, 2, 6)
 

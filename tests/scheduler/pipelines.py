@@ -13,13 +13,13 @@ from axrt.scheduler.bucket import BucketCopy, Copies, copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Placement
-from axrt.scheduler.planning.stay_planner import plan_stays
+from axrt.scheduler.planning.residency_planner import plan_residencies
 from axrt.scheduler.policies import Bounds, Nested, Policy, placement_for, policy_by_name
+from axrt.scheduler.rank_state import RankState
+from axrt.scheduler.residencies import READERS, Residencies
 from axrt.scheduler.rules import Feature, OnDevice, Queue, features_of
 from axrt.scheduler.simulation.reader_messages import has_ended, has_read
-from axrt.scheduler.stash import least_rooms
-from axrt.scheduler.state import RankState
-from axrt.scheduler.stays import READERS, Stays
+from axrt.scheduler.stash_places import least_places
 from axrt.scheduler.task import AnyKind, Counts, Kind, Task
 
 TICKS: dict[AnyKind, int] = dict[AnyKind, int](dict.fromkeys(Kind, 0))
@@ -61,12 +61,12 @@ class Pipeline:
         group: replicas that add up among themselves before groups do; 0: all.
         reductions: of a bucket in a step, where there are shards and backwards are whole.
         first_step: number of the step to begin with; nothing is watched then but the tasks.
-        host_rooms: buckets whose gradient a rank may have on the host; 0: steps are not there.
+        host_slots: buckets whose gradient a rank may have on the host; 0: steps are not there.
         room: stages whose weights a rank may have whole at a time, where there are shards or
             weights are in scratch; 0: any.
         brings: weights are in scratch, where there are slots and a room.
         forward_pieces: pieces that each forward comes in.
-        spare: rooms on the device for stashes, above the least that a rank can do with; None: for
+        spare: places on the device for stashes, above the least that a rank can do with; None: for
             all that the policy holds.
     """
 
@@ -95,7 +95,7 @@ class Pipeline:
         room: int = 0,
         spare: int | None = None,
         first_step: int = 0,
-        host_rooms: int = 0,
+        host_slots: int = 0,
         brings: bool = False,
         forward_pieces: int = 1,
     ) -> None:
@@ -113,9 +113,9 @@ class Pipeline:
             by_library=by_library,
             group=group * self.placement.pipes if trains and group < replicas else 0,
             slots=slots if trains else 0,
-            host_rooms=host_rooms if trains else 0,
+            host_slots=host_slots if trains else 0,
             held_on_device=(
-                0 if spare is None or not trains else least_rooms(self.placement.chunks) + spare
+                0 if spare is None or not trains else least_places(self.placement.chunks) + spare
             ),
             shards=bool(shards and trains and replicas * self.placement.pipes > 1),
             trains=trains,
@@ -126,8 +126,8 @@ class Pipeline:
         brings = brings and self.job.slots > 0
         if (self.job.shards or brings) and room:
             least = self.placement.chunks if self.placement.pipes > 1 else 1
-            stays = plan_stays(self.job, max(room, least))
-            self.job = replace(self.job, stays=stays, offloads_weights=brings)
+            residencies = plan_residencies(self.job, max(room, least))
+            self.job = replace(self.job, residencies=residencies, offloads_weights=brings)
         stages, pipes = self.placement.stages, self.job.pipes
         self.buckets = {
             stage: copies_on(stage, stages, pipes, buckets, tied) for stage in range(stages)
@@ -257,7 +257,7 @@ class SlotWatch:
             self._check_slots(task)
         if self._job.offloads_weights and self._watches:
             self._check_brought(task)
-        if self._job.host_rooms and self._watches:
+        if self._job.host_slots and self._watches:
             self._check_host(task)
         self._started[kind, stage, part] += 1
 
@@ -270,7 +270,7 @@ class SlotWatch:
             assert self._of_all_buckets(self._finished, Kind.LOAD, stage) >= step, task
         if kind is Kind.UNLOAD:
             self.on_host.add((stage, part))
-            assert len(self.on_host) <= self._job.host_rooms, task
+            assert len(self.on_host) <= self._job.host_slots, task
         for before, after in pairwise(_ON_HOST):
             if kind is after:
                 assert self._finished[before, stage, part] == number + 1, task
@@ -295,16 +295,18 @@ class SlotWatch:
         kind, stage, number, _ = task
         if kind is Kind.FORWARD:
             step, _ = self._job.step_of(number)
-            stays = self._job.a_step(Counts.STAYS, stage)
-            assert self._of_all_buckets(self._started, Kind.GATHER, stage) >= step * stays, task
+            residencies = self._job.a_step(Counts.RESIDENCIES, stage)
+            assert self._of_all_buckets(self._started, Kind.GATHER, stage) >= step * residencies, (
+                task
+            )
         if kind is Kind.REDUCE:
             self._check_run(task)
         if kind is Kind.BACKWARD and self._job.reductions > 1:
             self._check_on_its_way(task)
-        if self._job.stays:
-            self._check_stay(task, self._job.stays)
+        if self._job.residencies:
+            self._check_residency(task, self._job.residencies)
 
-    def _check_stay(self, task: Task, stays: Stays) -> None:
+    def _check_residency(self, task: Task, residencies: Residencies) -> None:
         """Weights are whole for all that reads them, and let go when a step changes them; a rank
         has no more of them than it has room for."""
         kind, stage, *_ = task
@@ -315,7 +317,7 @@ class SlotWatch:
         if kind is Kind.SHARE:
             assert stage not in self.whole, task
             self.whole.add(stage)
-            assert len(self.whole) <= stays.room, task
+            assert len(self.whole) <= residencies.capacity, task
         if kind is Kind.RELEASE:
             assert self._of_all_buckets(self._started, Kind.GATHER, stage) == shares, task
             self.whole.remove(stage)
@@ -327,8 +329,8 @@ class SlotWatch:
         there is room for; nor have more stages a gradient, where backwards of a stage are in one
         stay and nothing keeps its step back."""
         kind, stage, number, _ = task
-        assert self._job.stays is not None
-        room, a_step = self._job.stays.room, self._job.a_step(Counts.STAYS, stage)
+        assert self._job.residencies is not None
+        room, a_step = self._job.residencies.capacity, self._job.a_step(Counts.RESIDENCIES, stage)
         if kind is Kind.BRING:
             assert stage not in self.brought, task
             self.brought.add(stage)
@@ -342,10 +344,10 @@ class SlotWatch:
             assert (brings - 1) // a_step == now, task
         if kind in (Kind.BACKWARD, Kind.INPUT):
             self.with_gradient.add(stage)
-            in_one_stay = all(
-                len(of) < 2 or not of[-2].backwards for of in self._job.stays.of_stage
+            in_one_residency = all(
+                len(of) < 2 or not of[-2].backwards for of in self._job.residencies.of_stage
             )
-            is_bound = in_one_stay and not self._waits_for_others
+            is_bound = in_one_residency and not self._waits_for_others
             assert not is_bound or len(self.with_gradient) <= room, task
         if kind is Kind.STEP and self._of_all_buckets(self._started, kind, stage) == number:
             self._started[kind, stage, -1] += 1

@@ -11,6 +11,7 @@ import pytest
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.rules import Feature, Need, Queue, Row, StageHere, features_of
 from axrt.scheduler.rules.replicas import losses_of_all, replicas, whole
 from axrt.scheduler.rules.row import urgent
@@ -18,7 +19,6 @@ from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.reader_messages import has_read
 from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import AnyKind, Counts, Kind, Part, Task
 
 from .pipelines import Pipeline, run_in_random_order

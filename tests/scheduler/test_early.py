@@ -14,7 +14,7 @@ from axrt.scheduler.policies import Policy, policy_by_name
 from axrt.scheduler.policies.planned import Adaptive, AlongPlan
 from axrt.scheduler.simulation.costs import Costs, Edge
 from axrt.scheduler.simulation.simulator import order_of, simulate
-from axrt.scheduler.stash import StashMove
+from axrt.scheduler.stash_places import StashMove
 from axrt.scheduler.task import AnyKind, Kind, Task
 
 from ..sweeps import swept
@@ -52,7 +52,7 @@ class Seen(NamedTuple):
     def has_room(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
         raise AssertionError("not asked")
 
-    def has_stepped(self, stage: int, stay: int) -> bool:
+    def has_stepped(self, stage: int, residency: int) -> bool:
         return True
 
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:

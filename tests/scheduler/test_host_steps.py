@@ -9,11 +9,11 @@ from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import NAMES, policy_by_name
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.simulation.costs import Costs, Work
 from axrt.scheduler.simulation.simulator import simulate
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import fewer, swept
@@ -24,9 +24,9 @@ from .test_offload import COMPUTE, IN, OUT, finish, lacks, microbatch, run, star
 HOST = OnDevice.HOST
 
 
-def state_of(rooms: int, buckets: int = 2, clips: bool = False) -> RankState:
+def state_of(slots: int, buckets: int = 2, clips: bool = False) -> RankState:
     """One rank, whose only microbatch of step 0 has gone forward and back."""
-    job = Job(Linear(1), policy_by_name("1f1b"), 1, votes=clips, host_rooms=rooms)
+    job = Job(Linear(1), policy_by_name("1f1b"), 1, votes=clips, host_slots=slots)
     copies = {0: [copies_by_pipe(0, bucket, 1) for bucket in range(buckets)]}
     state = RankState(job, 0, buckets=copies)
     state.ask_step()
@@ -35,7 +35,7 @@ def state_of(rooms: int, buckets: int = 2, clips: bool = False) -> RankState:
 
 
 def test_one_bucket_steps_while_the_next_leaves_and_the_last_comes_back() -> None:
-    state = state_of(rooms=3, buckets=3)
+    state = state_of(slots=3, buckets=3)
     for bucket in ("", "/1", "/2"):
         run(state, COMPUTE, f"scale0.0{bucket}")
     run(state, OUT, "unload0.0")
@@ -57,7 +57,7 @@ def test_one_bucket_steps_while_the_next_leaves_and_the_last_comes_back() -> Non
 
 
 def test_each_move_waits_for_the_end_of_the_one_before() -> None:
-    state = state_of(rooms=3, buckets=1)
+    state = state_of(slots=3, buckets=1)
     chain = (COMPUTE, "scale0.0"), (OUT, "unload0.0"), (HOST, "hoststep0.0"), (IN, "load0.0")
     for (queue, task), (after, _) in pairwise(chain):
         start(state, queue, task)
@@ -72,7 +72,7 @@ def test_each_move_waits_for_the_end_of_the_one_before() -> None:
 
 def test_a_step_waits_for_the_end_of_its_stages_backward() -> None:
     """A bucket may leave with a piece of the backward, which looks at gradients until its end."""
-    job = Job(Linear(1), policy_by_name("1f1b"), 1, host_rooms=3)
+    job = Job(Linear(1), policy_by_name("1f1b"), 1, host_slots=3)
     state = RankState(job, 0, buckets={0: [copies_by_pipe(0, 0, 1)]})
     state.ask_step()
     for message in pipelines.read(state):
@@ -88,22 +88,22 @@ def test_a_step_waits_for_the_end_of_its_stages_backward() -> None:
 
 
 def test_a_room_is_free_when_its_weights_have_come_back_and_not_before() -> None:
-    state = state_of(rooms=1)
+    state = state_of(slots=1)
     run(state, COMPUTE, "scale0.0")
     run(state, COMPUTE, "scale0.0/1")
     run(state, OUT, "unload0.0")
     run(state, HOST, "hoststep0.0")
     start(state, IN, "load0.0")
     assert state.pick(OUT) is None
-    assert "unload0.0/1 lacks a room on the host" in lacks(state)
-    with pytest.raises(IllegalMove, match=r"unload0.0/1 cannot start: no room on the host is free"):
+    assert "unload0.0/1 lacks a slot on the host" in lacks(state)
+    with pytest.raises(IllegalMove, match=r"unload0.0/1 cannot start: no slot on the host is free"):
         state.start(Task.parse("unload0.0/1"))
     finish(state, "load0.0")
     assert str(state.pick(OUT)) == "unload0.0/1"
 
 
 def test_a_gradient_leaves_while_a_vote_is_awaited_and_the_step_waits_for_it() -> None:
-    state = state_of(rooms=1, buckets=1, clips=True)
+    state = state_of(slots=1, buckets=1, clips=True)
     run(state, COMPUTE, "norm0.0")
     run(state, COMPUTE, "scale0.0")
     run(state, OUT, "unload0.0")
@@ -124,7 +124,7 @@ def test_in_any_order_of_events_nobody_gets_stuck(name: str) -> None:
             buckets=2,
             replicas=1 + seed % 2,
             clips=seed % 3 == 0,
-            host_rooms=3 if seed % 3 == 1 else 1,
+            host_slots=3 if seed % 3 == 1 else 1,
             shards=seed % 4 > 1,
             room=seed % 8 // 4,
             tied=seed % 5 == 0,
@@ -134,17 +134,17 @@ def test_in_any_order_of_events_nobody_gets_stuck(name: str) -> None:
 
 
 def test_steps_have_one_side() -> None:
-    with pytest.raises(ValueError, match="slots and rooms on the host"):
-        Job(Linear(1), policy_by_name("1f1b"), 1, slots=3, host_rooms=3)
+    with pytest.raises(ValueError, match="slots on the device and on the host"):
+        Job(Linear(1), policy_by_name("1f1b"), 1, slots=3, host_slots=3)
 
 
 @swept(
     ("out, step, back", [(1.0, 0.5, 1.5), (0.25, 3.0, 0.25), (2.0, 1.0, 0.0)]),
-    ("rooms", [1, 2, 3]),
+    ("slots", [1, 2, 3]),
     ("buckets", [1, 4, 6]),
 )
 def test_the_time_of_a_step_is_that_of_a_line_of_three_with_so_many_rooms(
-    out: float, step: float, back: float, rooms: int, buckets: int
+    out: float, step: float, back: float, slots: int, buckets: int
 ) -> None:
     """A line as that of offloaded state: gradients out, steps, and weights back, with which it
     ends."""
@@ -156,16 +156,16 @@ def test_the_time_of_a_step_is_that_of_a_line_of_three_with_so_many_rooms(
         copies_in=1 / back if back else inf,
         others={Kind.HOST_STEP: step},
     )
-    job = Job(Linear(1), policy_by_name("1f1b"), 1, host_rooms=rooms)
+    job = Job(Linear(1), policy_by_name("1f1b"), 1, host_slots=slots)
     line = simulate(job, costs, buckets=buckets)
     ends = {span.task.kind: span.end for span in line.spans}  # of the last one of each kind
     stepped = ends[Kind.HOST_STEP] - ends[Kind.BACKWARD]
-    assert stepped == pytest.approx(time_of_step(out, step, back, buckets, rooms))
+    assert stepped == pytest.approx(time_of_step(out, step, back, buckets, slots))
     assert ends[Kind.LOAD] >= ends[Kind.HOST_STEP] + back
 
 
 def test_forwards_of_the_next_step_wait_for_the_weights_and_backwards_do_not() -> None:
-    job = Job(Linear(2), policy_by_name("1f1b"), 4, host_rooms=2)
+    job = Job(Linear(2), policy_by_name("1f1b"), 4, host_slots=2)
     costs = Costs(bucket=1.0, copies_in=0.5, copies_out=1.0, others={Kind.HOST_STEP: 0.5})
     line = simulate(job, costs, steps=2, buckets=2)
     ends = {str(span.task): span.end for span in line.spans}

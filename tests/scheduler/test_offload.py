@@ -13,13 +13,13 @@ from axrt.scheduler.lacks import CAUSES, COPIES, INPUT
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.simulation.costs import Costs, Work
 from axrt.scheduler.simulation.reader_messages import has_read
 from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import AnyKind, Kind, Task
 
 from ..sweeps import examples, fewer, swept
@@ -99,13 +99,13 @@ def test_a_fetch_without_a_free_slot_is_refused_and_changes_nothing() -> None:
     state = state_of(slots=1)
     run(state, IN, "fetch0.0")
     assert state.pick(IN) is None
-    before = [str(lane) for lane in state._table.all_lanes()], lacks(state)
+    before = [str(counters) for counters in state._table.all_counters()], lacks(state)
     with pytest.raises(
         IllegalMove,
         match=r"fetch0.0/1 cannot start: no slot is free; stage 0: .* bucket 1: .*fetch 0 started",
     ):
         state.start(Task.parse("fetch0.0/1"))
-    assert ([str(lane) for lane in state._table.all_lanes()], lacks(state)) == before
+    assert ([str(counters) for counters in state._table.all_counters()], lacks(state)) == before
     assert "fetch0.0/1 lacks a slot" in lacks(state)
 
 
@@ -230,12 +230,12 @@ def timetable(line: Timeline) -> str:
     step of bucket 1, and <1 and >1 are its state on the way."""
     columns = round(max(span.end for span in line.spans))
     rows = [["  ." for _ in range(columns)] for _ in range(3 * line.ranks)]
-    lane: dict[AnyKind, int] = {Kind.FETCH: 1, Kind.STORE: 2}
+    counters: dict[AnyKind, int] = {Kind.FETCH: 1, Kind.STORE: 2}
     marks: dict[AnyKind, str] = {Kind.STEP: "s", Kind.FETCH: "<", Kind.STORE: ">"}
     for rank, (kind, _, number, part), start, end in line.spans:
         name = f"{marks.get(kind, kind.value)}{part if kind.of_a_bucket else number}"
         for tick in range(round(start), round(end)):
-            rows[3 * rank + lane.get(kind, 0)][tick] = name if tick == round(start) else "--"
+            rows[3 * rank + counters.get(kind, 0)][tick] = name if tick == round(start) else "--"
     return "\n".join(" ".join(f"{cell.strip():2}" for cell in row).rstrip(" .") for row in rows)
 
 

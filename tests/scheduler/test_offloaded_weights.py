@@ -8,12 +8,12 @@ import pytest
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Looped
-from axrt.scheduler.planning.stay_planner import plan_stays
+from axrt.scheduler.planning.residency_planner import plan_residencies
 from axrt.scheduler.policies import NAMES, policy_by_name
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.simulation.costs import Costs, Work
 from axrt.scheduler.simulation.simulator import simulate
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import fewer
@@ -27,7 +27,7 @@ def job_of(stages: int, room: int, microbatches: int = 1, clips: bool = False) -
     job = Job(
         Looped(1, stages), policy_by_name("breadth-first"), microbatches, votes=clips, slots=3
     )
-    return replace(job, stays=plan_stays(job, room), offloads_weights=True)
+    return replace(job, residencies=plan_residencies(job, room), offloads_weights=True)
 
 
 def state_of(job: Job, buckets: int = 1) -> RankState:
@@ -54,23 +54,23 @@ def test_weights_come_one_stage_ahead_and_go_when_another_needs_the_room() -> No
     start(state, IN, "bring1.0")
     run(state, COMPUTE, "F0.0")
     assert state.pick(COMPUTE) is not None, "the room of stage 0 is free"
-    with pytest.raises(IllegalMove, match=r"no room for whole weights is free"):
+    with pytest.raises(IllegalMove, match=r"no place for whole weights is free"):
         state.start(Task.parse("bring2.0"))
     run(state, COMPUTE, "release0.0")
     finish(state, "bring1.0")
     start(state, IN, "bring2.0")
 
 
-def test_a_stay_out_of_its_order_is_refused() -> None:
+def test_a_residency_out_of_its_order_is_refused() -> None:
     state = state_of(job_of(stages=3, room=2))
     read(state)
-    with pytest.raises(IllegalMove, match=r"bring1\.0 cannot start: it is not its turn"):
+    with pytest.raises(IllegalMove, match=r"bring1\.0 cannot start: another comes first"):
         state.start(Task.parse("bring1.0"))
     start(state, IN, "bring0.0")
     start(state, IN, "bring1.0")
 
 
-def test_the_last_stay_of_a_step_lasts_until_its_stage_has_stepped() -> None:
+def test_the_last_residency_of_a_step_lasts_until_its_stage_has_stepped() -> None:
     state = state_of(job_of(stages=2, room=1))
     read(state)
     for queue, task in (
@@ -79,7 +79,7 @@ def test_the_last_stay_of_a_step_lasts_until_its_stage_has_stepped() -> None:
     ):
         run(state, queue, task)
     assert state.pick(COMPUTE) is None
-    assert "bring0.1 lacks a room for whole weights" in lacks(state)
+    assert "bring0.1 lacks a place for whole weights" in lacks(state)
     run(state, IN, "fetch1.0")
     run(state, COMPUTE, "step1.0")
     assert state.pick(COMPUTE) is None
@@ -89,7 +89,7 @@ def test_the_last_stay_of_a_step_lasts_until_its_stage_has_stepped() -> None:
     run(state, COMPUTE, "B0.0")
 
 
-def test_where_steps_wait_for_a_vote_the_last_stay_does_not_last() -> None:
+def test_where_steps_wait_for_a_vote_the_last_residency_does_not_last() -> None:
     state = state_of(job_of(stages=2, room=1, clips=True))
     read(state)
     for queue, task in (

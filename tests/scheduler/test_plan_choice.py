@@ -55,17 +55,17 @@ def test_no_policy_that_holds_no_more_is_ahead(costs: Costs) -> None:
 )
 @examples(12, quick=6)
 def test_plans_end_where_activations_leave_the_device(
-    work: list[tuple[float, float, float]], latency: float, rooms: int, seed: int
+    work: list[tuple[float, float, float]], latency: float, places: int, seed: int
 ) -> None:
     """A weight gradient that comes late in an order keeps the room of the next stash."""
     costs = Costs(tuple(Work(*of) for of in work), edge=Edge(latency), pieces=1, jitter=0.5)
-    world, as_in_run = World(Linear(3), costs), partial(replace, held_on_device=rooms)
+    world, as_in_run = World(Linear(3), costs), partial(replace, held_on_device=places)
     job = job_along_plan([world], 9, 6, as_in_run, effort=Effort(moves=2), trial=Trial(2, 1, 3))
-    assert any(map(job.offloads_stash, range(3))) or all(job.held_on(n) <= rooms for n in range(3))
+    assert any(map(job.offloads_stash, range(3))) or all(job.held_on(n) <= places for n in range(3))
     for copies in (0.0, 3.0):
         slow = replace(costs, offload=copies, reload=copies, seed=seed)
         line = simulate(job, slow, steps=2)
-        assert max(line.held_on_device) <= rooms or not any(map(job.offloads_stash, range(3)))
+        assert max(line.held_on_device) <= places or not any(map(job.offloads_stash, range(3)))
 
 
 @given(
@@ -85,8 +85,8 @@ def test_plans_end_where_weights_come_and_go(
 
     world = World(placement_by_name("vee", 2, 0), costs)
     job = job_along_plan([world], 6, 4, in_scratch, effort=Effort(moves=2), trial=Trial(2, 1, 3))
-    assert job.stays
-    assert job.stays.room == 1
+    assert job.residencies
+    assert job.residencies.capacity == 1
     for bring in (0.0, 3.0):
         simulate(job, replace(costs, others={Kind.BRING: bring}, seed=seed), steps=3)
 
@@ -94,11 +94,11 @@ def test_plans_end_where_weights_come_and_go(
 def test_a_weight_gradient_behind_work_of_another_stage_is_refused_where_weights_come() -> None:
     late = "F0.0,F3.0,I3.0,I0.0,W3.0,W0.0\nF1.0,F2.0,I2.0,W2.0,I1.0,W1.0\n"
     order = Order.parse(late, "vee")
-    assert order.weights_in_stays == (False, True)
+    assert order.weights_by_residency == (False, True)
     job = Job(order.placement, Fixed(order, order.needs), 1, slots=3)
     with pytest.raises(ValueError, match="gradient of rank 0 comes behind work of another stage"):
         with_shards(job, 0, gathered=1, offloads_weights=True)
-    assert with_shards(job, 0, gathered=2, offloads_weights=True).stays
+    assert with_shards(job, 0, gathered=2, offloads_weights=True).residencies
     free = Order.parse(late.replace("I0.0,W3.0", "W3.0,I0.0"), "vee")
     for of in (
         Fixed(free, free.needs),

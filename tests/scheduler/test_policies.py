@@ -18,7 +18,7 @@ from axrt.scheduler.placement import (
 )
 from axrt.scheduler.policies import NAMES, Nested, Policy, placement_for, policy_by_name
 from axrt.scheduler.rules.collectives import by_library, leader, places
-from axrt.scheduler.stash import least_rooms
+from axrt.scheduler.stash_places import least_places
 from axrt.scheduler.task import Counts, Kind, Task
 
 from ..sweeps import examples
@@ -156,10 +156,10 @@ def test_an_evaluation_keeps_the_pipeline_full() -> None:
 
 def gathers_of(job: Job, stage: int, buckets: int, steps: int) -> set[Task]:
     """What gathers the weights of a stage; without shards nothing."""
-    stays = range(steps * job.a_step(Counts.STAYS, stage) if job.shards else 0)
-    once = (Kind.SHARE, Kind.RELEASE) if job.stays else ()
-    of_buckets = {Task(Kind.GATHER, stage, n, part) for n in stays for part in range(buckets)}
-    return of_buckets | {Task(kind, stage, n) for kind in once for n in stays}
+    residencies = range(steps * job.a_step(Counts.RESIDENCIES, stage) if job.shards else 0)
+    once = (Kind.SHARE, Kind.RELEASE) if job.residencies else ()
+    of_buckets = {Task(Kind.GATHER, stage, n, part) for n in residencies for part in range(buckets)}
+    return of_buckets | {Task(kind, stage, n) for kind in once for n in residencies}
 
 
 def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
@@ -177,7 +177,7 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             voters = state.job.pipes_a_group if state.job.shards else 1
             votes = state.job.votes and pipe < voters
             pipes = state.placement.pipes
-            kinds = every + [(Kind.RECOMPUTE, 0)] * (Kind.RECOMPUTE in state._lanes[stage].needs)
+            kinds = every + [(Kind.RECOMPUTE, 0)] * (Kind.RECOMPUTE in state._counters[stage].needs)
             numbers = range(pipe % pipes, steps * state.microbatches, pipes)
             of_step = {(Kind.NORM, 0)} if votes else set()
             of_step |= {(Kind.VOTE, 0)} if votes and stage == pipe == 0 else set()
@@ -223,17 +223,17 @@ def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple
 def test_ties_keep_no_run_back_where_they_would_wait_in_a_circle(
     reductions: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = tied_with_stays(reductions, room)
+    pipeline = tied_with_residencies(reductions, room)
     may_wait = pipeline.job.ties_may_wait_in_a_circle
     run_in_random_order(pipeline, 0)
     assert pipeline.finished
     monkeypatch.setattr(Job, "ties_may_wait_in_a_circle", False)
-    pipeline = tied_with_stays(reductions, room)
+    pipeline = tied_with_residencies(reductions, room)
     run_in_random_order(pipeline, 0)
     assert pipeline.finished is not may_wait
 
 
-def tied_with_stays(reductions: int, room: int) -> Pipeline:
+def tied_with_residencies(reductions: int, room: int) -> Pipeline:
     placement, microbatches = fitting(policy := policy_by_name("breadth-first"), 1, 6, 3)
     return Pipeline(
         policy,
@@ -375,7 +375,7 @@ def test_stashes_go_down_where_a_rank_holds_more_than_it_has_room_for(name: str)
     run_in_random_order(pipeline, seed=1)
     assert pipeline.finished
     may_hold = [policy.bounds(placement, rank, microbatches).held for rank in range(4)]
-    has_no_room = [may > least_rooms(placement.chunks) for may in may_hold]
+    has_no_room = [may > least_places(placement.chunks) for may in may_hold]
     went_down = [bool(watch.went_down) for watch in pipeline.stashes]
     assert all(lacks >= down for lacks, down in zip(has_no_room, went_down, strict=True))
     assert any(went_down) == any(has_no_room)
@@ -553,7 +553,9 @@ def test_every_stage_of_every_pipe_is_on_the_rank_that_holds_it(placement: Place
         assert {placement.rank_of(stage, placement.pipe_of(rank, stage)) for stage in stages} == {
             rank
         }
-    assert [placement.rank_of(stage, pipe) for pipe, stage in placement.seats()] == list(range(4))
+    assert [placement.rank_of(stage, pipe) for pipe, stage in placement.stage_copies()] == list(
+        range(4)
+    )
 
 
 def test_an_odd_number_of_ranks_has_no_two_pipes() -> None:

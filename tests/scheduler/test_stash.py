@@ -10,13 +10,13 @@ from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import AlongPlan, Fixed, policy_by_name
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.reader_messages import has_read
 from axrt.scheduler.simulation.schedules import build_schedule
 from axrt.scheduler.simulation.simulator import simulate
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 COMPUTE, IN, OUT = OnDevice.COMPUTE, OnDevice.COPIES_IN, OnDevice.COPIES_OUT
@@ -49,7 +49,7 @@ def test_a_rank_with_room_for_all_that_its_policy_holds_has_no_copies() -> None:
 
 
 def test_a_stash_without_a_lasting_room_goes_down_and_comes_back() -> None:
-    state = first_of(ranks=5, held_on_device=4)  # of the four rooms one is lasting
+    state = first_of(ranks=5, held_on_device=4)  # of the four places one is lasting
     forward(state, 0)
     assert state.pick(OUT) is None
     forward(state, 1)

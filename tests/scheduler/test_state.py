@@ -8,9 +8,9 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Bidirectional, Linear, Looped
 from axrt.scheduler.policies import placement_for, policy_by_name
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.simulation.reader_messages import has_read
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 from .pipelines import Pipeline, run_in_random_order
@@ -133,22 +133,22 @@ def test_an_illegal_message_is_refused_with_the_lanes_story_and_changes_nothing(
     state = state_of(rank=1)
     state.deliver(activation(1, 0))
     run(state, "F1.0")
-    before = str(state._lanes[1])
+    before = str(state._counters[1])
     with pytest.raises(IllegalMove, match=story):
         state.deliver(message)
-    assert str(state._lanes[1]) == before
+    assert str(state._counters[1]) == before
 
 
 @pytest.mark.parametrize("task", ["F1.1", "B1.0", "step1.0", "F0.0"])
 def test_only_a_ready_head_starts_and_only_what_started_finishes(task: str) -> None:
     state = state_of(rank=1)
     state.deliver(activation(1, 0))
-    before = str(state._lanes[1])
+    before = str(state._counters[1])
     with pytest.raises(IllegalMove, match="cannot start"):
         state.start(Task.parse(task))
     with pytest.raises(IllegalMove, match="cannot finish"):
         state.finish(Task.parse(task))
-    assert str(state._lanes[1]) == before
+    assert str(state._counters[1]) == before
 
 
 def test_a_task_does_not_finish_before_those_of_its_kind_that_started_before() -> None:

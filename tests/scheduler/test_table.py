@@ -7,13 +7,13 @@ import pytest
 
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
+from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.rules import Feature, Need, Row, StageHere, features_of
 from axrt.scheduler.rules.pipeline import pipeline
 from axrt.scheduler.rules.replicas import replicas
 from axrt.scheduler.rules.row import urgent
 from axrt.scheduler.simulation.reader_messages import has_read
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
 
@@ -52,7 +52,7 @@ def test_a_row_has_a_turn_or_a_level_that_the_policy_orders_within() -> None:
     def recomputes(here: StageHere) -> Iterator[Row]:
         yield Row(Kind.RECOMPUTE, (Need(Kind.FORWARD),))
 
-    with pytest.raises(ValueError, match="row R of stage 0 has a turn and a level, or neither"):
+    with pytest.raises(ValueError, match="row R of stage 0 has a priority and a level, or neither"):
         state_with(recomputes)
 
 

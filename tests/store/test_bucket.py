@@ -110,7 +110,7 @@ def test_copies_add_up_their_shards_in_order_and_sums_make_the_gradient() -> Non
 def test_sums_that_arrive_where_the_gradient_is_are_not_copied() -> None:
     one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20, me=1)
     (mine,), (theirs,) = added_up(one, other)
-    ((copy, (room,)),) = one.within.rooms_for_sums()
+    ((copy, (room,)),) = one.within.buffers_for_sums()
     assert copy == 1
     room.copy_(theirs)
     one.within.take_sums([(mine,), (room,)])

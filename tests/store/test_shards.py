@@ -28,11 +28,11 @@ def odd() -> list[nn.Parameter]:
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 7, 40])
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("turn", [0, 5])
-def test_every_element_is_in_one_piece(shards: int, whole: bool, turn: int) -> None:
+@pytest.mark.parametrize("shift", [0, 5])
+def test_every_element_is_in_one_piece(shards: int, whole: bool, shift: int) -> None:
     layout = Layout(odd(), narrowest=torch.bfloat16)
     found = [
-        piece for pipe in range(shards) for piece in Cut(shards, pipe, turn, whole).pieces(layout)
+        piece for pipe in range(shards) for piece in Cut(shards, pipe, shift, whole).pieces(layout)
     ]
     for place, size in enumerate(layout.sizes):
         spans = sorted((one.first, one.end) for one in found if one.place == place)

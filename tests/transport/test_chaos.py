@@ -8,8 +8,8 @@ import pytest
 import axrt
 from axrt.observe.observer import Observer, Wait
 from axrt.transport import Transport
+from axrt.transport.control import Topic
 from axrt.transport.local import Chaos, LocalWorld, Stuck
-from axrt.transport.note import Topic
 
 from ..engine.models import perceptron
 from ..engine.reference import (

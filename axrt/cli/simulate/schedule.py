@@ -109,7 +109,7 @@ def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
             recomputed=dict.fromkeys(costs.recomputed, 1),
             votes=options["clip"],
             slots=options["slots"],
-            host_rooms=options["host_rooms"],
+            host_slots=options["host_slots"],
             held_on_device=options["offload_activations"],
         )
         if options["share"]:

@@ -169,10 +169,10 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
         )
     if fit["bring"] is not None:
         click.echo(f"weights in scratch: {1e6 * fit['bring']:.0f} us to bring those of a stage")
-    if fit["host_rooms"]:
+    if fit["host_slots"]:
         took = ", ".join(f"{1e6 * cost:.0f} us its {kind}" for kind, cost in fit["on_host"].items())
         click.echo(
-            f"steps on the host: {took} a bucket; {fit['host_rooms']} rooms, "
+            f"steps on the host: {took} a bucket; {fit['host_slots']} slots there, "
             f"{plural(max(fit['buckets']), 'bucket')} at most on a stage"
         )
     click.echo("in flight, held: the most on a rank, in microbatches of a stage")

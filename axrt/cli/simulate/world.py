@@ -29,11 +29,11 @@ class World(Section):
     )
     copy_costs: tuple[float, ...] = key(
         (0.0, 0.0),
-        "bringing a bucket's state to the device, and taking it back; with host_rooms: bringing "
+        "bringing a bucket's state to the device, and taking it back; with host_slots: bringing "
         "its weights, and taking its gradient to the host",
         least=0,
     )
-    host_rooms: int = key(
+    host_slots: int = key(
         0,
         "optimizer steps on the host: buckets whose gradient a rank has there at a time; 0 = steps "
         "are on the device",
@@ -73,7 +73,7 @@ class World(Section):
     group: int = key(
         0,
         "replicas that add gradients up among themselves before groups do, as parallel.group, and "
-        "share out among themselves, as memory.shard; 0 = all",
+        "share out among themselves, as parallel.group; 0 = all",
         least=0,
     )
     reduce_cost: float = key(0.0, "of adding up gradients of replicas, a bucket", least=0)
@@ -154,15 +154,15 @@ class World(Section):
         yield from self._of_offload()
 
     def _of_offload(self) -> Iterator[str]:
-        if any(self.copy_costs) and not (self.slots or self.host_rooms):
+        if any(self.copy_costs) and not (self.slots or self.host_slots):
             yield (
                 "world.copy_costs are of state that is offloaded, and without world.slots it stays "
                 "on the device; expected world.slots=3, or another number of buckets; or "
-                "world.host_rooms"
+                "world.host_slots"
             )
-        if self.slots and self.host_rooms:
+        if self.slots and self.host_slots:
             yield (
-                f"world.slots = {self.slots} with world.host_rooms = {self.host_rooms}: buckets "
+                f"world.slots = {self.slots} with world.host_slots = {self.host_slots}: buckets "
                 "step on the device or on the host; expected one of the two"
             )
         if any(self.stash_costs) and not self.offload_activations:

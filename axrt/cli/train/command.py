@@ -81,7 +81,7 @@ def _until_done(attempt: Attempt) -> Exit:
     if not config.run.survive:
         return train_once(attempt)
     run = config.run
-    world = join(run.transport, run.device, run.start_patience_s)
+    world = join(run.transport, run.device, run.patience_s)
     code, left = train_with_survivors(config, attempt, world, train_once)
     if isinstance(left, SurvivingWorld) and left.has_lost:
         leave_at_once(code)

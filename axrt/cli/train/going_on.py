@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from axrt.checkpoint.keepers import host_name
+from axrt.checkpoint.partners import host_name
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.exit_codes import Exit, leave_code

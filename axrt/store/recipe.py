@@ -8,7 +8,7 @@ from axrt.model.module import PipelineModule
 from .bucket_settings import LrSchedule, OptimizerFactory
 
 
-class Given(NamedTuple):
+class Recipe(NamedTuple):
     """What the user has given, the same on every rank."""
 
     model: PipelineModule

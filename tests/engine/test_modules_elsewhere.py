@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import axrt
-from axrt.model import given
+from axrt.model import elsewhere
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -21,7 +21,7 @@ from .reference import configured
 def test_modules_that_another_rank_holds_are_let_go_unless_somebody_keeps_them(
     keeps: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(given, "_LEAST_BYTES", 100)
+    monkeypatch.setattr(elsewhere, "_LEAST_BYTES", 100)
     batches = [(torch.ones(2, 8), torch.ones(2, 8)) for _ in range(2)]
 
     def rank_main(transport: Transport) -> int:

@@ -1,6 +1,6 @@
-"""Errands: what a rank does beside its tasks, such as writing a checkpoint while it trains."""
+"""Coroutines: what a rank does beside its tasks, such as writing a checkpoint while it trains."""
 
-# An errand is a generator that yields what it waits for. The loop looks at it once a round, and
+# A coroutine is a generator that yields what it waits for. The loop looks at it once a round, and
 # lets it go on when that is there. So it is one text from its first line to its last, holds nobody
 # up, and the loop's thread alone runs it.
 
@@ -13,7 +13,8 @@ Result = TypeVar("Result")
 
 
 class Awaited(Protocol):
-    """What an errand waits for: the end of work on a queue, or notes of other ranks."""
+    """What a coroutine waits for: the end of work on a queue, or control messages of other
+    ranks."""
 
     def passed(self) -> bool:
         """It is there; asking never waits."""
@@ -23,11 +24,11 @@ class Awaited(Protocol):
 Steps = Generator[Awaited, None, Result]
 
 
-# A save that is written beside training is an errand, not rows of the table. Rows were thought of:
-# a copy of each bucket behind its step. But a save is asked for by a call between steps, whose
+# A save that is written beside training is a coroutine, not rows of the table. Rows were thought
+# of: a copy of each bucket behind its step. But a save is asked for by a call between steps, whose
 # number no other rank's brain knows, and nothing but the own bucket's step waits for a copy.
-class Errand(Generic[Result]):
-    """An errand under way.
+class Coroutine(Generic[Result]):
+    """A coroutine under way.
 
     Attributes:
         done: True when it has ended.
@@ -40,7 +41,7 @@ class Errand(Generic[Result]):
         self.done = False
 
     def go_on(self) -> None:
-        """Do what can be done without waiting; what it raises ends the errand."""
+        """Do what can be done without waiting; what it raises ends the coroutine."""
         try:
             while not self.done and self._awaited.passed():
                 self._awaited = next(self._steps)
@@ -52,13 +53,13 @@ class Errand(Generic[Result]):
 
     @property
     def owing(self) -> Collection[int]:
-        """Ranks whose notes it waits for."""
+        """Ranks whose control messages it waits for."""
         return () if self.done else getattr(self._awaited, "owing", ())
 
     @property
     def result(self) -> Result:
         """What it has come to, once it is done."""
-        assert self.done, "an errand is asked for its result before its end"
+        assert self.done, "a coroutine is asked for its result before its end"
         return cast("Result", self._result)
 
 

@@ -14,7 +14,7 @@ _LEAST_BYTES = 64 * 1024 * 1024  # smaller ones are not worth a line
 
 # Plain modules that a rank does not hold are let go by the engine, and it says so where the user's
 # list still refers to them.
-class GivenElsewhere:
+class ModulesElsewhere:
     """The modules among the layers that a rank does not hold."""
 
     def __init__(self, layers: Sequence[Layer], held: Collection[int]) -> None:

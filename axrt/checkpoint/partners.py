@@ -1,5 +1,9 @@
 """Which rank keeps a copy of which rank's state in memory: one of another host."""
 
+# Rank k of a host is kept by rank k of the next host, around a ring. So each host keeps as much as
+# it has given, a lost host loses one copy of each part, and two neighbouring hosts have to go at
+# once before anything is lost. Gemini (Wang et al., SOSP 2023) calls that ring placement.
+
 import re
 import socket
 from collections.abc import Sequence
@@ -33,7 +37,7 @@ def host_name(run: Run, rank: int) -> str:
     return f"node-{made_up[rank]}"
 
 
-def keepers_of(hosts: Sequence[str]) -> list[int]:
+def partners_of(hosts: Sequence[str]) -> list[int]:
     """The rank that keeps the copy of each rank: one of the next host, in the order of hosts.
 
     Args:

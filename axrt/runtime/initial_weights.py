@@ -6,14 +6,14 @@ from torch import nn
 
 from axrt.model.layers import Layer
 from axrt.scheduler.job import Job
-from axrt.transport.note import Note, Topic
+from axrt.transport.control import ControlMessage, Topic
 
 from .rank import Rank
 
 
 # Given modules take the first pipe's values before anything is built, on the user's own tensors:
 # afterwards masters are in shards, or in scratch.
-def share_given_weights(rank: Rank, job: Job, layers: list[Layer]) -> None:
+def share_initial_weights(rank: Rank, job: Job, layers: list[Layer]) -> None:
     """Give every pipe the first pipe's weights and buffers of layers that are modules.
 
     Args:
@@ -34,7 +34,7 @@ def share_given_weights(rank: Rank, job: Job, layers: list[Layer]) -> None:
         for other in range(1, job.pipes) if pipe == 0 else ():
             # Copies: training will change the values while the network still reads them.
             copies = [value.detach().clone() for value in _values(layer)]
-            exchange.tell(rank_of(other, stage), Note(Topic.VALUES, 0, place), copies)
+            exchange.tell(rank_of(other, stage), ControlMessage(Topic.VALUES, 0, place), copies)
     rank.loop.flush()
     for stage, pipe, place, layer in mine:
         if pipe > 0:

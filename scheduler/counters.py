@@ -1,17 +1,16 @@
-"""A lane is a row of counters: how far all work has come on a stage of this rank, or on a bucket of
-that stage."""
+"""How far all work has come on a stage of this rank, or on a bucket of that stage."""
 
 # Microbatches of all steps are numbered on (n = step * m + k), so "how far" says everything, and no
-# task objects or graphs are kept. Where a replica has several pipes, a lane counts only the
-# microbatches of its own pipe; the stride between them is the number of pipes. Within a kind and a
-# lane tasks run in order; the *head* of a kind is the first that has not started. It is ready when
+# task objects or graphs are kept. Where a replica has several pipes, only the microbatches of
+# the stage's own pipe count; the stride between them is the number of pipes. Tasks of a kind run
+# in order; the *head* of a kind is the first that has not started. It is ready when
 # every counter that it needs has passed its number.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from .job import Seat
+from .job import StageCopy
 from .message import Meaning
 from .task import AnyKind, Counts
 
@@ -22,34 +21,34 @@ class Gate(Enum):
     WEIGHTS = "weights"  # those of the step are in place; counts microbatches
     STORED = "stores"  # offloaded state of the step before is where it belongs; the same count
     REDUCED = "sums of the run before last"  # gradients that were let go; the same count
-    # The same count, where whole weights come for a stay:
+    # The same count, where whole weights come for a residency:
     FORWARDS = "whole weights for forwards"
     RECOMPUTES = "whole weights for recomputation"
     BACKWARDS = "whole weights for backwards"
-    STEPPED = "new weights of the own shard"  # for stays of the step; counts stays
-    LEFT = "the end of the stay before"  # counts stays
+    STEPPED = "new weights of the own shard"  # for residencies of the step; counts residencies
+    LEFT = "the end of the residency before"  # counts residencies
 
     __hash__ = object.__hash__
 
     @property
     def counts(self) -> Counts:
         """What the gate counts."""
-        of_stays = self in (Gate.STEPPED, Gate.LEFT)
-        return Counts.STAYS if of_stays else Counts.MICROBATCHES
+        of_residencies = self in (Gate.STEPPED, Gate.LEFT)
+        return Counts.RESIDENCIES if of_residencies else Counts.MICROBATCHES
 
 
 Counter = AnyKind | Meaning | Gate
 
 
 class Passed(NamedTuple):
-    """A need that a lane can check."""
+    """A need that counters can check."""
 
-    numbers: Mapping[Counter, int]  # the lane's `count` (started) or `finished`
+    numbers: Mapping[Counter, int]  # the `count` (started) or `finished`
     counter: Counter  # key of the number that must have passed the head
-    lane: "Lane"  # the lane that keeps `numbers`
+    counters: "Counters"  # what keeps `numbers`
 
 
-class Lane:
+class Counters:
     """One row of counters; `RankState` adds what the rules name.
 
     Args:
@@ -60,7 +59,7 @@ class Lane:
         count: number of the next task to start or message to come, by counter.
         finished: number of the task that finishes next, by kind.
         part: `Task.part` of the head, a bucket or a piece, by kind.
-        needs: numbers that must have passed the head, each with the lane that keeps it, by kind.
+        needs: numbers that must have passed the head, each with the counters that keep it, by kind.
     """
 
     __slots__ = (
@@ -92,22 +91,22 @@ class Lane:
         self._stride: dict[Counter, int] = {}
         self._per_step: dict[Counter, int] = {}
         self._early: dict[Meaning, set[int]] = {}
-        self._senders: dict[Meaning, Sequence[Seat]] = {}
+        self._senders: dict[Meaning, Sequence[StageCopy]] = {}
         self._after: dict[Meaning, AnyKind] = {}
         self._skipped: dict[AnyKind, set[int]] = {}
 
     # Counters.
 
     def count_tasks(self, kind: AnyKind, bucket: int = 0) -> None:
-        """Tasks of a kind run on this lane."""
+        """Tasks of a kind are counted here."""
         self._count(kind, kind.counts)
         self.finished[kind] = self.count[kind]
         self.part[kind] = bucket
 
     def count_messages(
-        self, meaning: Meaning, senders: Sequence[Seat], after: AnyKind | None
+        self, meaning: Meaning, senders: Sequence[StageCopy], after: AnyKind | None
     ) -> None:
-        """Messages of a meaning come to this lane from these senders; see `rules.row.Need`."""
+        """Messages of a meaning are counted here, from these senders; see `rules.row.Need`."""
         self._count(meaning, meaning.counts, 1 if meaning.of_a_microbatch else len(senders))
         self._early.setdefault(meaning, set())
         self._senders[meaning] = senders
@@ -115,7 +114,7 @@ class Lane:
             self._after[meaning] = after
 
     def count_gate(self, gate: Gate, count: int) -> None:
-        """A gate of this lane is open up to that number."""
+        """A gate is open up to that number."""
         self._count(gate, gate.counts)
         self.count[gate] = count
 
@@ -163,7 +162,7 @@ class Lane:
             early.remove(self.count[meaning])
             self.count[meaning] += self._stride[meaning]
 
-    def owner(self, counter: Counter) -> Seat | None:
+    def owner(self, counter: Counter) -> StageCopy | None:
         """The sender that owes the next message of a counter; None where the counter is this rank's
         work."""
         senders = self._senders.get(counter) if isinstance(counter, Meaning) else None
@@ -181,17 +180,17 @@ class Lane:
                 return False
         return True
 
-    def missing(self, kind: AnyKind) -> Iterator[tuple["Lane", Counter]]:
-        """The counters that keep the head of a kind from running, each with its lane.
+    def missing(self, kind: AnyKind) -> Iterator[tuple["Counters", Counter]]:
+        """The counters that keep the head of a kind from running, each with where it is kept.
 
-        A kind that counts steps, reductions or stays needs the counters to have passed all numbers
-        of its own.
+        A kind that counts steps, reductions or residencies needs the counters to have passed all
+        numbers of its own.
         """
         past, a_step = self.count[kind] + 1, self._per_step[kind]
-        for numbers, counter, lane in self.needs[kind]:
-            each = 1 if kind.of_a_microbatch else lane._per_step[counter] // a_step
+        for numbers, counter, counters in self.needs[kind]:
+            each = 1 if kind.of_a_microbatch else counters._per_step[counter] // a_step
             if numbers[counter] < past * each:
-                yield lane, counter
+                yield counters, counter
 
     def start(self, kind: AnyKind, more: bool) -> bool:
         """Count the head as started.

@@ -1,5 +1,5 @@
-"""A note is news between ranks beside the messages that tasks wait for; the brain does not hear of
-it."""
+"""Control messages pass between ranks beside the messages that tasks wait for; the brain does not
+hear of them."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ MAIN = 0  # the rank that prints, writes files and decides for all
 
 
 class Topic(Vocabulary):
-    """The topic of a note. The comment at each says what `about` and `number` mean there."""
+    """The topic of a message. The comment at each says what `about` and `number` mean there."""
 
     VALUES = "values"  # the first values of a layer's weights; about 0, number: the layer
     # a replica has no microbatch left, and asks for one; about: the replica, number: the step
@@ -20,9 +20,8 @@ class Topic(Vocabulary):
     # a stage has stepped, its gradients had these norms; about: the stage, number: the step
     STEPPED = "stepped"
     EVALUATED = "evaluated"  # the losses of an evaluation; about: the replica, number 0
-    EXCHANGED = (
-        "exchanged"  # what a rank gives in an exchange; about: the rank, number: the exchange
-    )
+    # what a rank gives in an exchange; about: the rank, number: the exchange
+    EXCHANGED = "exchanged"
     # the sender has written its part of a checkpoint; about: the rank, number: the save
     SAVED = "saved"
     # what a copy keeps of a layer; about: the pipe, number: the visit and the layer
@@ -31,9 +30,8 @@ class Topic(Vocabulary):
     TAKEN = "taken"  # the writer has taken that; about 0, number: the same
     # a file of a rank's state, for memory; about: the rank, number: the keep, the rank and the file
     PART = "part"
-    PART_TAKEN = (
-        "part taken"  # the receiver has written that; about: the receiver, number: the same
-    )
+    # the receiver has written that; about: the receiver, number: the same
+    PART_TAKEN = "part taken"
     KEPT = "kept"  # the sender's state is on two hosts; about: the rank, number: the keep
     ALL_KEPT = "all kept"  # that of every rank is; about: the main rank, number: the same
     # the sender has waited long for something that this rank owes it; about 0, number: of the
@@ -49,10 +47,10 @@ class Topic(Vocabulary):
     LEAVES = "leaves"
 
 
-class Note(NamedTuple):
-    """One note to a rank."""
+class ControlMessage(NamedTuple):
+    """One control message to a rank."""
 
-    topic: Topic  # topic of the note
+    topic: Topic
     about: int = 0  # index of a stage, pipe, replica or rank, as the topic says
     number: int = 0  # number of a layer, step, exchange or save, as the topic says
 
@@ -60,4 +58,4 @@ class Note(NamedTuple):
         return f"{self.topic.value} {self.number} about {self.about}"
 
 
-News = Message | Note  # what a parcel carries to a rank
+News = Message | ControlMessage  # what a parcel carries to a rank

@@ -1,23 +1,25 @@
-"""The rooms of a rank for stashes: what a forward keeps for its backward. The device may have fewer
-of them than the policy holds."""
+"""The places of a rank for stashes: what a forward keeps for its backward. The device may have
+fewer of them than the policy holds."""
 
-# A stash is that of one microbatch on one stage. Rooms on the device are of four sorts:
+# A stash is that of one microbatch on one stage. Places on the device are of four sorts:
 #
 #   lasting      for a stash that stays from its forward to its backward
 #   passing      for a stash that goes down after its forward, until it has gone
 #   returning    for a stash that has come back, until its backward; one for each stage of the rank
 #   gathering    for a stash on its way down, which is put together there
 #
-# A forward takes a lasting room if one is free, and a passing room otherwise. So what is made while
-# room is short goes down: of all stashes of a stage, the newest is needed last. Stashes of deeper
-# stages are needed sooner, so forwards leave one lasting room to each deeper stage of the rank. A
-# stash comes back to the returning room of its stage, or to a lasting room if its backward is near.
+# A forward takes a lasting place if one is free, and a passing place otherwise. So what is made
+# while room is short goes down: of all stashes of a stage, the newest is needed last. Stashes of
+# deeper stages are needed sooner, so forwards leave one lasting place to each deeper stage of the
+# rank. A stash comes back to the returning place of its stage, or to a lasting place if its
+# backward is near.
 #
-# `model/saved.py` takes memory from the graph, and `store/stash.py` copies it. The brain
-# counts what is *held* and what is *held on the device*: policies cap the first, rooms the second.
-# A forward takes a room that lasts to its backward, or one that is free as soon as its stash has
-# gone down. Numbers without a copy are skipped in the lanes of offloads and reloads (`Lane.skip`).
-# Each stage has a room of its own for what has come back, so a reload waits for no other stage.
+# `model/saved.py` takes memory from the graph, and `store/scratch_stash.py` copies it. The brain
+# counts what is *held* and what is *held on the device*: policies cap the first, places the second.
+# A forward takes a place that lasts to its backward, or one that is free as soon as its stash has
+# gone down. Numbers without a copy are skipped in the counters of offloads and reloads
+# (`Counters.skip`). Each stage has a place of its own for what has come back, so a reload waits for
+# no other stage.
 
 from collections.abc import Collection
 from enum import Enum
@@ -34,29 +36,29 @@ class StashMove(Enum):
     __hash__ = object.__hash__
 
 
-def least_rooms(chunks: int) -> int:
-    """The least number of rooms of a rank with so many stages: none of them is lasting."""
+def least_places(chunks: int) -> int:
+    """The least number of places of a rank with so many stages: none of them is lasting."""
     gathering = passing = 1
     return gathering + passing + chunks
 
 
-class StashRooms:
-    """The rooms of one rank, as its tasks take and free them.
+class StashPlaces:
+    """The places of one rank, as its tasks take and free them.
 
     Args:
-        rooms: number of stashes that the device has room for, at least `least_rooms`.
+        places: number of stashes that the device has room for, at least `least_places`.
     Attributes:
         on_device: number of stashes that have memory on the device, but for what is gathered.
     """
 
-    def __init__(self, rooms: int, stages: Collection[int]) -> None:
-        spare = rooms - least_rooms(len(stages))
+    def __init__(self, places: int, stages: Collection[int]) -> None:
+        spare = places - least_places(len(stages))
         # With two a forward runs while the stash before it goes down.
         self._passing = 2 if spare > len(stages) else 1
         self._lasting = spare + 1 - self._passing
         self._returning = set(stages)
         self._deeper = {stage: sum(other > stage for other in stages) for stage in stages}
-        self._back: dict[int, int] = {}  # the microbatch in the returning room, by stage
+        self._back: dict[int, int] = {}  # the microbatch in the returning place, by stage
         self.on_device = 0
 
     def admits(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
@@ -72,7 +74,7 @@ class StashRooms:
         return True
 
     def make(self, stage: int) -> bool:
-        """Take a room for the stash of a forward. Returns True if it stays there."""
+        """Take a place for the stash of a forward. Returns True if it stays there."""
         self.on_device += 1
         if self._may_stay(stage):
             self._lasting -= 1
@@ -81,12 +83,12 @@ class StashRooms:
         return False
 
     def take_down(self) -> None:
-        """Free the room of a stash that has gone down."""
+        """Free the place of a stash that has gone down."""
         self.on_device -= 1
         self._passing += 1
 
     def bring_back(self, stage: int, number: int) -> None:
-        """Take a room for a stash that comes back."""
+        """Take a place for a stash that comes back."""
         self.on_device += 1
         if stage in self._returning:
             self._returning.remove(stage)
@@ -95,7 +97,7 @@ class StashRooms:
             self._lasting -= 1
 
     def use_up(self, stage: int, number: int) -> None:
-        """Free the room of a stash that nobody needs any more."""
+        """Free the place of a stash that nobody needs any more."""
         self.on_device -= 1
         if self._back.get(stage) == number:
             del self._back[stage]

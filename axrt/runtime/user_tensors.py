@@ -22,7 +22,7 @@ from axrt.transport.payload import flatten, on, unflatten
 from .compute import Compute
 
 
-class Handover:
+class UserTensors:
     """The border of one rank."""
 
     def __init__(self, device: torch.device, compute: Compute) -> None:

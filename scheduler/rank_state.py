@@ -1,8 +1,8 @@
 """The state of one rank: what it knows, what it may do next, and what follows from that."""
 
-# The table of work (`rules`) says of every kind what its head needs, whose turn it is, and which
+# The table of work (`rules`) says of every kind what its head needs, its priority, and which
 # messages follow. Here rows are counted, picked and refused, every kind alike. All knowledge is
-# kept in lanes of counters (`lane.py`), one for each stage on this rank and one for each bucket of
+# kept in counters (`counters.py`), one for each stage on this rank and one for each bucket of
 # such a stage.
 #
 # A need on the same rank and queue is met when its task has *started*: tasks of one queue run in
@@ -14,22 +14,22 @@
 # start it is told later (`tell`), and its kind has no head until then.
 #
 # `deliver`, `start`, `tell` and `finish` are the only moves. An illegal one raises `IllegalMove`
-# with the lane's story and changes nothing. Examples are a message that comes twice, a gradient
+# with the counters' story and changes nothing. Examples are a message that comes twice, a gradient
 # before its forward, a step that is neither this one nor the next, a task that is not a ready head.
 # A loop that starts what `pick` gives makes no illegal start, so that of a run does without those
 # two checks.
 #
 # Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two
-# steps are alive on a lane; and a policy's cap bounds forwards in flight, so every mailbox, too.
+# steps are alive there; and a policy's cap bounds forwards in flight, so every mailbox, too.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from .bucket import Copies, copies_by_pipe
+from .counters import Counters, Gate
 from .follows import Follows
-from .job import Job, Seat
+from .job import Job, StageCopy
 from .lacks import Coordinates, Diagnosis, Lack
-from .lane import Gate, Lane
 from .message import Meaning, Message
 from .rank_view import RankView
 from .refusals import IllegalMove, Refusals
@@ -40,7 +40,7 @@ from .rules.row import always
 from .running import Running
 from .table import UNLIMITED, Entry, Table
 from .task import Kind, Task
-from .turns import turns_of
+from .tickets import tickets_of
 
 
 class RankState(RankView):
@@ -81,26 +81,25 @@ class RankState(RankView):
         self.asked = first_step * job.microbatches if job.trains else UNLIMITED
         self.end: int | None = None
         stages = self.placement.stages_of(rank)
-        self.in_flight = self.held = 0  # what the lanes' counters come to
+        self.in_flight = self.held = 0  # what the counters come to
         self.reads = rank == self.placement.rank_of(0)
         self._marks = job.marks()
         self.memo: dict[Any, Any] = {}
         self.reached: dict[Any, int] = {}
         self._steps_done = first_step
         self.pipe_of = {stage: job.pipe_of(replica, rank, stage) for stage in stages}
-        buckets = buckets or {
-            stage: (copies_by_pipe(stage, 0, job.pipes),) for stage in self.pipe_of
-        }
+        one_each = {stage: (copies_by_pipe(stage, 0, job.pipes),) for stage in self.pipe_of}
+        buckets = buckets or one_each
         groups = groups_of(job, {stage: buckets[stage] for stage in stages})
-        seats = [Seat(pipe, stage) for stage, pipe in self.pipe_of.items()]
-        table = self._table = Table(job, seats, buckets, features or features_of(job))
-        self._lanes, self.queues = table.lanes, table.queues
+        stage_copies = [StageCopy(pipe, stage) for stage, pipe in self.pipe_of.items()]
+        table = self._table = Table(job, stage_copies, buckets, features or features_of(job))
+        self._counters, self.queues = table.counters_of, table.queues
         self._entry_of = table.entry_of
         me = Coordinates(replica, rank)
-        turns = turns_of(groups, first_step)
+        tickets = tickets_of(groups, first_step)
         running = self._running = Running()
-        resources = self._resources = Resources(job, rank, turns, self._lanes)
-        self._follows = Follows(job, self.pipe_of, table, turns)
+        resources = self._resources = Resources(job, rank, tickets, self._counters)
+        self._follows = Follows(job, self.pipe_of, table, tickets)
         self._refusals = Refusals(job, me, self.pipe_of, table, running, resources)
         self._diagnosis = Diagnosis(job, me, table, running, resources, groups)
         # Those of messages that wake no work of once a step; an evaluation has an end instead of
@@ -115,17 +114,17 @@ class RankState(RankView):
         self.may_be_early = table.early
         self._look_again()
         self._entries = list(self._entered())
-        for lane in table.all_lanes():
-            lane.begin_at(first_step)
+        for counters in table.all_counters():
+            counters.begin_at(first_step)
 
-    def _entered(self) -> Iterator[tuple[Lane, Meaning]]:
-        """For each pipe whose first or last stage is here, the lane and meaning by which this rank
-        sees how far its reader has come."""
+    def _entered(self) -> Iterator[tuple[Counters, Meaning]]:
+        """For each pipe whose first or last stage is here, the counters and meaning by which this
+        rank sees how far its reader has come."""
         last = self.job.last_stage
         for pipe in range(self.placement.pipes):
             stage, meaning = (0, Meaning.ACTIVATION) if pipe == 0 else (last, Meaning.TARGET)
             if self.rank == self.placement.rank_of(stage, pipe):
-                yield self._lanes[stage], meaning
+                yield self._counters[stage], meaning
 
     # Where the job stands.
 
@@ -141,7 +140,7 @@ class RankState(RankView):
             is_done = self.job.first_of(self._steps_done) >= self.asked
             return is_done and self._resources.none_gathered
         return self.end is not None and all(
-            lane.finished[Kind.BACKWARD] >= self.end for lane in self._lanes.values()
+            counters.finished[Kind.BACKWARD] >= self.end for counters in self._counters.values()
         )
 
     @property
@@ -163,10 +162,11 @@ class RankState(RankView):
         if not self.reads or self.end is not None:
             return None
         read = self.asked
-        for lane, meaning in self._entries:
-            if lane.count[meaning] < read:
-                read = lane.count[meaning]
-        count, ahead = self._lanes[0].count, 1 if self.placement.pipes == 1 else self.microbatches
+        for counters, meaning in self._entries:
+            if counters.count[meaning] < read:
+                read = counters.count[meaning]
+        count = self._counters[0].count
+        ahead = 1 if self.placement.pipes == 1 else self.microbatches
         is_next = read < self.asked and read < count[Kind.FORWARD] + ahead
         if not is_next or read >= count[Gate.WEIGHTS]:
             return None
@@ -195,13 +195,13 @@ class RankState(RankView):
         meaning, stage, number, pipe, _ = message
         inbox = self._inboxes.get((meaning, stage))
         if inbox is not None:
-            lane, of_pipe, answers = inbox
-            count = lane.count
+            counters, of_pipe, answers = inbox
+            count = counters.count
             # The very message that its counter waits for, of a step that is open: nothing that
             # `Refusals.addressed` refuses can be wrong with it. Nearly all messages are such ones.
             is_next = pipe == of_pipe and number == count[meaning] < count[Gate.WEIGHTS]
             if is_next and (answers is None or number < count[answers]):
-                lane.arrive(meaning, number)
+                counters.arrive(meaning, number)
                 return
         self._deliver_checked(message)
 
@@ -209,19 +209,18 @@ class RankState(RankView):
         """Take in a message that may not be the next one, or is none about a microbatch."""
         if message.meaning is Meaning.END:
             self._hear_end(message)
-            return
-        if message.meaning is Meaning.TURN:
-            self._hear_turn(message)
-            return
-        self._refusals.addressed(message, self.end).arrive(message.meaning, message.number)
-        if message.meaning in self._table.wakers:
-            self._look_again()
+        elif message.meaning is Meaning.TICKET:
+            self._hear_ticket(message)
+        else:
+            self._refusals.addressed(message, self.end).arrive(message.meaning, message.number)
+            if message.meaning in self._table.wakers:
+                self._look_again()
 
     # Heads are scanned, not woken. Counters that wake the heads that wait for them were thought of.
     # A scan of the few rows of a rank makes no call, and nothing can be woken too late.
     def pick(self, queue: Queue = OnDevice.COMPUTE) -> Task | None:
         """The task that starts next on a queue: of all heads that may run now, the one with the
-        least turn.
+        least priority.
 
         Returns:
             None where no head of the queue may run. Nothing changes until `start`.
@@ -233,7 +232,7 @@ class RankState(RankView):
             # next call, and the user of this one may do something before.
             if (number := heads[kind]) >= asked or (untold and (kind, stage) in untold):
                 continue
-            for numbers, counter, _ in needs:  # `Lane.is_ready`, without a call for every row
+            for numbers, counter, _ in needs:  # `Counters.is_ready`, without a call for every row
                 if numbers[counter] <= number:
                     break
             else:
@@ -258,8 +257,8 @@ class RankState(RankView):
         """The head with the least key; of equal ones the first."""
         least: tuple[int, ...] | None = None
         for row, head in ready:
-            turn = row.turn
-            key = turn(head, self) if turn else (row.level, *self.policy.key(head, self))
+            priority = row.priority
+            key = priority(head, self) if priority else (row.level, *self.policy.key(head, self))
             if least is None or key < least:
                 first, least = head, key
         return first
@@ -267,14 +266,14 @@ class RankState(RankView):
     def _ready_of_a_step(self, queue: Queue) -> list[tuple[Row, Task]]:
         """The heads of a queue that may run now and do not count microbatches. It also notes
         whether it is worth looking again before an event that `_look_again` tells of."""
-        once = [entry for entry in self._table.once[queue] if entry.lane.is_ready(entry.kind)]
+        once = [entry for entry in self._table.once[queue] if entry.counters.is_ready(entry.kind)]
         heads = [(entry.row, entry.head()) for entry in once]
         ready = [
             (row, head)
             for row, head in heads
             if self.job.first_for(*head[:3]) < self.asked
             and self._admits(row, head)
-            and self._resources.has_turn(row, head)
+            and self._resources.may_go(row, head)
             and self._resources.has_place(row)
         ]
         # Whether the others may run may change at any time, but for those that an event wakes.
@@ -365,7 +364,7 @@ class RankState(RankView):
         row = entry.row
         if self.memo:
             self.memo.clear()
-        whole = entry.lane.start(kind, more)
+        whole = entry.counters.start(kind, more)
         # Memory counts from the first piece that takes it to the last one that needs it.
         counts = task.part == 0 if row.held > 0 else whole
         if counts:
@@ -392,7 +391,7 @@ class RankState(RankView):
         self._running.tasks[task] = entry, later, not whole
         for message in here:
             self.deliver(message)
-        if ends or (self._resources.order_of_stays and self._follows.may_end_a_stay(task)):
+        if ends or (self._resources.in_order and self._follows.may_end_a_residency(task)):
             self._look_again()
         return here
 
@@ -412,7 +411,7 @@ class RankState(RankView):
         if more:
             return later
         row, stage = entry.row, entry.stage
-        entry.lane.finish(task.kind)
+        entry.counters.finish(task.kind)
         if row.opens:
             self._open(row, stage)
             self._steps_done = self._table.steps_finished(Gate.WEIGHTS)
@@ -425,7 +424,7 @@ class RankState(RankView):
     def _open(self, row: Row, stage: int) -> None:
         """Open the gates of a row if this was the last task that they waited for."""
         for gate, _ in row.opens:
-            self._lanes[stage].count[gate] = self._table.open_to(stage, gate)
+            self._counters[stage].count[gate] = self._table.open_to(stage, gate)
 
     def _look_again(self) -> None:
         """Note an event for which work of once a step may have waited."""
@@ -437,14 +436,15 @@ class RankState(RankView):
         self._refusals.check_end(message, self.end)
         self.end = message.number if self.end is None else min(self.end, message.number)
 
-    def _hear_turn(self, message: Message) -> None:
-        """Take in whose turn it is, or will be: turns may overtake each other."""
+    def _hear_ticket(self, message: Message) -> None:
+        """Take in whose ticket it is, or will be: tickets may overtake each other."""
         which = message.stage, message.bucket
-        turns = self._resources.turns.get(which) if self.is_here(message) else None
-        if turns is not None and turns.is_known(message.number):
+        tickets = self._resources.tickets.get(which) if self.is_here(message) else None
+        if tickets is not None and tickets.is_known(message.number):
             raise IllegalMove(f"{message} has come before: {self._refusals.story(message.stage)}")
-        step = message.number if turns is None else turns.step_of(message.number)
-        self._refusals.addressed(message._replace(number=step), self.end).arrive(Meaning.TURN, step)
-        if turns is not None:
-            turns.hear(message.number, which)
+        step = message.number if tickets is None else tickets.step_of(message.number)
+        counters = self._refusals.addressed(message._replace(number=step), self.end)
+        counters.arrive(Meaning.TICKET, step)
+        if tickets is not None:
+            tickets.hear(message.number, which)
         self._look_again()
