@@ -46,7 +46,6 @@ _MORE = {
     "memory.offload_activations": "memory.md#activations-in-scratch",
     "memory.offload_parameters": "memory.md#weights-in-scratch",
     "memory.zero": "memory.md#shards-over-replicas",
-    "memory.shard": "memory.md#groups-that-share",
     "memory.gathered": "memory.md#weights-that-come-and-go",
     "memory.reductions": "memory.md#gradients-that-are-let-go",
     "memory.device_gb": "memory.md#a-limit",
