@@ -55,7 +55,7 @@ def tickets_of(groups: Mapping[Which, Hashable], first_step: int) -> dict[Which,
     """The tickets of each bucket's group.
 
     Args:
-        groups: group of each bucket of this rank that is added up in tickets.
+        groups: group of each bucket of this rank that a library adds up.
     """
     sizes = Counter(groups.values())
     tickets = {group: Tickets(size, first_step) for group, size in sizes.items()}

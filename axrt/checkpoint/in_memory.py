@@ -9,15 +9,13 @@ started again goes on from, without a disk."""
 # A file in the folder of checkpoints names the run, so nothing of another one is taken. It is void
 # once a run goes back to an older checkpoint.
 #
-# Each rank writes its part as files into the memory of its host, from where its tensors are, while
-# their buckets are lent. A coroutine sends the files to a rank of the next host, one at a time, and
-# another one takes those of whom this rank keeps. A part has a manifest with digests, and is
-# renamed when it is whole. When all parts are on two hosts the main rank says so, and earlier steps
-# are removed: at any moment the parts of one step are whole on two hosts. Where a write or a read
-# fails, on either side, the manifest does not fit or does not come, the copy before stands, and
-# what there is of the new one is removed. The file `.memory` in the folder of checkpoints has the
-# drawn name of the run and the mark of the job that keeps: parts of two jobs, which may have come
-# to one step in two ways, never go together. It is void once the run goes back.
+# Files are written from where the rank's tensors are, while their buckets are lent. One coroutine
+# sends them to the partner, one at a time, and another one takes those of whom this rank keeps. At
+# any moment the parts of one step are whole on two hosts. Where a write or a read fails, on either
+# side, the manifest does not fit or does not come, the copy before stands, and what there is of the
+# new one is removed. The file `.memory` in the folder of checkpoints has the drawn name of the run
+# and the mark of the job that keeps: parts of two jobs, which may have come to one step in two
+# ways, never go together.
 #
 # A load asks all ranks what their hosts have, which layers and shards they hold now, and plans
 # alike on each (`recall_plan.py`). Where all hold what they held, each takes its own part.

@@ -9,17 +9,16 @@
 # one with all of the state. On a CPU the first copies touch it, not the call: the system takes half
 # a second to give a gigabyte.
 #
-# A save is an *coroutine*, a generator that yields what it waits for: copies, files on a thread,
+# A save is a coroutine, a generator that yields what it waits for: copies, files on a thread,
 # control messages of other ranks. The loop lets it go on once a round, so a save that is waited for
-# and one that is not are one text. A snapshot gives each tensor a copy to come, and puts the copies
-# on a queue, bucket by bucket. The bucket is lent to its copy (`Loans.lend`), and whoever writes to
-# it ends the loan first: its step, a load, a dropped step, `close`. No row of the table says so,
-# since a save is asked for between steps, and waiting for one's own bucket cannot close a circle. A
-# version counter tells where somebody else has written. Offloaded state is read where it rests, by
-# the thread, so no slot is taken. With shards the rank that writes a layer asks for nothing: all go
-# through layers in one order, and nobody tells the next before this one is written. The main rank
-# alone says whether a save is still under way: it has heard of all files by then, so every rank's
-# arena is free.
+# and one that is not are one text. The bucket is lent to its copy (`Loans.lend`), and whoever
+# writes to it ends the loan first: its step, a load, a dropped step, `close`. No row of the table
+# says so, since a save is asked for between steps, and waiting for one's own bucket cannot close a
+# circle. A version counter tells where somebody else has written. Offloaded state is read where it
+# rests, by the thread, so no slot is taken. With shards the rank that writes a layer asks for
+# nothing: all go through layers in one order, and nobody tells the next before this one is written.
+# The main rank alone says whether a save is still under way: it has heard of all files by then, so
+# every rank's arena is free.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -8,15 +8,13 @@
 # files are those of safetensors' own writer, which takes all tensors at once. It puts several texts
 # of metadata in a random order, and here they are sorted: equal tensors have equal files.
 #
-# A file is read twice, by several threads. `check_file` looks at all of it and notes the CRC-32 of
-# each slice. Later each tensor is read again where it is needed, and must have the same bytes.
+# A file is read twice, by several threads (`slices.py`). `check_file` looks at all of it and notes
+# digests of each slice. Later each tensor is read again where it is needed, and must have the same
+# bytes: one that has changed in between ends the job, because part has been taken by then.
 #
-# Where a save is waited for, no second copy of the state is made. Files are written and taken while
-# one bucket at a time is present (`present` of its route), and here there is one tensor at a
-# time. A header needs names, types and shapes only, so tensors are written bucket by bucket. The
-# CRC-32 of the file follows from those of the tensors. A load reads each file twice. First it
-# checks, and notes a CRC-32 for each tensor; then it takes. A tensor that has changed in between
-# ends the job, because part has been taken by then.
+# Where a save is waited for, no second copy of the state is made: one bucket at a time is present
+# (`present` of its route), and here one tensor at a time. A header needs names, types and shapes
+# only, and the CRC-32 of the file follows from those of the tensors.
 
 import json
 import os

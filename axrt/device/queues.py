@@ -4,19 +4,20 @@
 # waits. Another queue may be told to go on only after a moment. Starting and having run are two
 # things: on a device `put` only launches, and a thread (`thread_queue.py`) runs later.
 #
-# Starting and having run are not the same. What a task makes for this rank is kept where the task
-# runs, for the tasks behind it. The user's reader waits while a task runs on a thread, since both
-# draw from torch's generator. A reduce counts as under way until its sums are with the transport.
-# `scripts/test_queues` runs the engine's tests on a thread, which finds what a GPU would. No rank
-# trains so: the thread is for waits that cannot be polled.
+# What a task makes for this rank is kept where the task runs, for the tasks behind it. The user's
+# reader waits while a task runs on a thread, since both draw from torch's generator. A reduce
+# counts as under way until its sums are with the transport. `scripts/test_queues` runs the engine's
+# tests on a thread, which finds what a GPU would. No rank trains so: the thread is for waits that
+# cannot be polled.
 #
-# On a device there are four, and one for a library's collectives: tasks, two deep; the user's
-# batches in; copies out; copies in. Steps on the host have a thread. The host waits for none of
-# them.
+# On a device there are four queues, and one for a library's collectives: tasks, two deep; the
+# user's batches in; copies out; copies in. Steps on the host have a thread. The host waits for none
+# of them.
 #
 #   a copy out   waits for its own task, which the host has seen end: no later task holds it up
 #   a copy in    waits for nothing: a task finds its input there
-#   a parcel     waits for its copy; those for other ranks do not: a vote passes a large gradient
+#   a parcel     waits for its copy; parcels to other ranks do not wait for it, so a vote overtakes
+#                a large gradient
 #   a task       waits for the user's stream when a call begins, and for batches: his weights and
 #                data are there
 #

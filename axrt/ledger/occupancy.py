@@ -156,7 +156,7 @@ def _most_on_device(job: Job, rank: int, sizes: Sequence[StashBytes]) -> float:
 
 
 def _leaves(job: Job, stage: int, sizes: Sequence[StashBytes]) -> int:
-    """What a room is for: all that a microbatch keeps, but for the input of layers that run
+    """What a place is for: all that a microbatch keeps, but for the input of layers that run
     again."""
     of = sizes[stage]
     return min(of.saved, of.kept) if stage in job.recomputed else of.kept

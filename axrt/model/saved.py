@@ -15,13 +15,10 @@ back before its backward."""
 # These stay where they are: weights and buffers; what is not on the stage's device; tensors of
 # subclasses or without strides; and all that a layer keeps without autograd.
 #
-# A forward runs under autograd's hooks for saved tensors. A holder has an alias of each: another
-# tensor of the same memory and version counter. Its `.data` is exchanged for a hollow tensor when
-# the copy down has ended, and for a view of new memory when the copy up has. So strides and
-# versions stay what they were, and a change in place is found as autograd finds it. Nobody else
-# loses memory: what the network or another stage reads has other tensors, which keep it. On a
-# device new memory belongs to the stream that copies up, and the stream that computes is recorded
-# on it.
+# A forward runs under autograd's hooks for saved tensors. The `.data` of a holder's alias is
+# exchanged for a hollow tensor when the copy down has ended, and for a view of new memory when the
+# copy up has. On a device new memory belongs to the stream that copies up, and the stream that
+# computes is recorded on it.
 
 import weakref
 from collections.abc import Callable, Sequence

@@ -33,8 +33,6 @@ class Ended(NamedTuple):
     ended_s: float  # when it had ended, on the same clock
 
 
-# A task that ends as it starts is finished at once. It went through the queue of running tasks and
-# a round of the loop before its messages left, also on a CPU, where it ends when it is put.
 class Compute:
     """Runs tasks on a queue, in the order in which they start.
 

@@ -20,7 +20,7 @@ from .coroutine import Coroutine, Steps
 from .loop import Loop
 from .one_call import Call, OneCall
 
-Key = tuple[Topic, int, int]  # generation, number
+Key = tuple[Topic, int, int]  # topic, generation, number
 Made = TypeVar("Made")
 
 
@@ -53,8 +53,8 @@ class Collected:
 # Exchanges carry the call in which they are made. Ranks that made different calls took each other's
 # values for their own.
 class Exchange:
-    """Sends, collects and waits for control messages; parts that nobody has asked for
-    yet are kept.
+    """Sends, collects and waits for control messages; parts that nobody has asked for yet are
+    kept.
 
     Attributes:
         calls: calls of the engine that every rank makes.

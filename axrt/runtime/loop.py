@@ -3,7 +3,7 @@
 #   finish   compute says which tasks have ended: workers complete them, brain says what follows,
 #            parcels leave
 #   poll     parcels that have arrived: workers keep the payload, brain hears what became true
-#   read     the reader's microbatch, one for each pipe, when the brain wants one: the same
+#   read     the reader's microbatch, one for each pipe, when the brain wants one
 #   start    brain picks and counts, compute starts a worker on it; a task that has ended when it
 #            has started, as on a CPU, is finished at once
 #
@@ -12,8 +12,8 @@
 # change what happens.
 #
 # A task costs microseconds here, and most of them are calls of Python functions. So what happens
-# once a task is done without one where that reads as well, and what is seldom needed is asked for
-# by an attribute first. tests/engine/test_calls.py counts.
+# once per task avoids a call where that reads as well, and what is seldom needed is asked for by an
+# attribute first. tests/engine/test_calls.py counts.
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -2,11 +2,8 @@
 of ours become his."""
 
 # Memory of a device belongs to the stream that it was allocated on, which may give it away as soon
-# as nobody holds it. So the other side's stream is recorded on it.
-#
-# Who reads memory is recorded. A device's memory goes back to the stream that it was allocated on.
-# So the stream that computes is recorded on what arrives and on the user's own batches, and the
-# user's stream on what he is given. Pinned memory is kept by its number of bytes,
+# as nobody holds it. So the stream that computes is recorded on what arrives and on the user's own
+# batches, and the user's stream on what he is given. Pinned memory is kept by its number of bytes,
 # and comes back when nobody holds it. What was on the sender's host arrives on the host: norms,
 # targets.
 

@@ -1,7 +1,7 @@
 """The shard of a bucket that this rank steps (ZeRO): its gradient comes in parts, and its new
 weights go to the other copies, as theirs come here."""
 
-# Shards (ZeRO stage 1; `shards.py`). A `Cut` says which elements of flat memory a copy owns, and so
+# A `Cut` (`shards.py`) says which elements of flat memory a copy owns, and so
 # which *pieces* of parameters it steps: whole ones, or stretches of one dimension. The factory sees
 # whole parameters, hollow where only a piece of a master is here; then its groups get the pieces.
 # Elements that are stepped by themselves have the same bits in any piece (tried with eleven

@@ -5,12 +5,11 @@
 # memory, which lives until the last part has left. The total of the own shard has memory for
 # itself, and each run is added to it.
 #
-# Gradients that are let go (ZeRO stage 2; `gradient_of_runs.py`). A job says how many reductions a
-# step has, and `Job.run_of` which of them a microbatch goes into. Reductions are numbered on over
-# steps, as microbatches are. When a run ends, its parts are views of memory that nobody else knows,
-# so it lives until the last of them has left. The total of the own shard has memory of its own. The
-# first backward of a run waits for the reduction of the run before last: otherwise a rank whose
-# replica is faster had the gradients of all its runs on their way.
+# A job says how many reductions a step has, and `Job.run_of` which of them a microbatch goes into.
+# Reductions are numbered on over steps, as microbatches are. Parts are views of memory that nobody
+# else knows, so it lives until the last of them has left. The first backward of a run waits for the
+# reduction of the run before last: otherwise a rank whose replica is faster had the gradients of
+# all its runs on their way.
 
 from collections.abc import Sequence
 

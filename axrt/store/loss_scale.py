@@ -6,9 +6,8 @@ type."""
 # after a number of good steps in a row it rises. Every rank comes to the same scale, since it
 # follows from the norms that all ranks hear.
 #
-# The norm of all gradients tells of an overflow: every rank hears it by the vote, so all come to
-# the same scale. A scale belongs to a step, since one stage of a rank may hear
-# the vote before another has divided by it.
+# A scale belongs to a step, since one stage of a rank may hear the vote before another has divided
+# by it.
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -12,10 +12,9 @@ steps, and narrow copies of them, which layers compute with."""
 # memory of their own, or are in scratch. Then parameters that are not narrow have masters as well,
 # of their own type, which are those weights.
 #
-# Narrow weights are what the module's own parameters become, so hooks and
-# the user's references stay. Masters are parameters of their own in flat float32 memory of the same
-# layout: after a step one copy a bucket gives layers the new values. `Gradient` knows two lists,
-# the parameters that backwards add to and those that are stepped.
+# Masters are in flat float32 memory of the same layout: after a step one copy a bucket gives layers
+# the new values. `Gradient` knows two lists, the parameters that backwards add to and those that
+# are stepped.
 #
 # What backwards add to, and where the total of all microbatches and copies is:
 #
@@ -65,7 +64,7 @@ class Masters:
         shown: what an optimizer's factory is given for each: what is stepped where that is all of
             it, else the same as `whole`.
         groups: indices of the parameters that share flat memory.
-        has_stays: weights are whole for residencies alone.
+        has_residencies: weights are whole for residencies alone.
         whole_weights: their memory from one residency to the next.
         apart, in_scratch: see above.
     """

@@ -15,13 +15,11 @@ weights are narrow, and the optimizer's moments."""
 # A *hollow* tensor has its shape and type and no memory: all of its elements are one nan, so who
 # reads it by mistake sees that.
 #
-# Masters and moments of a bucket live in a tier, and come to
-# a *slot* for their step. Parameters and state stay the same tensor objects: `.data` is a view of
-# the slot while the bucket steps, and *hollow* otherwise, one nan that is expanded to the shape. So
-# no step allocates, an optimizer needs not to know, and who reads too early sees nan. A small step
-# on tiny parameters tells what an optimizer keeps (`probe.py`). State of other shapes stays on the
-# device. Where gradients accumulate in a narrow type, the float32 gradient is made in the slot, and
-# norms are taken of one parameter at a time before that.
+# Parameters and state stay the same tensor objects: `.data` is a view of the slot while the bucket
+# steps, and hollow otherwise. So no step allocates, an optimizer needs not to know, and who reads
+# too early sees nan. A small step on tiny parameters tells what an optimizer keeps (`probe.py`).
+# State of other shapes stays on the device. Where gradients accumulate in a narrow type, the
+# float32 gradient is made in the slot, and norms are taken of one parameter at a time before that.
 #
 # Copies are tasks of the brain on two queues, one a direction. On a device they are streams. A
 # disk, or a bandwidth that is bound, holds up who calls, so there they are threads, and what a

@@ -71,7 +71,7 @@ class GradientOnHost:
 
     @property
     def memory(self) -> Tensor:
-        """The room that the bucket has, uint8."""
+        """The slot that the bucket has, uint8."""
         assert self._slot is not None, "a gradient is used on the host while it is elsewhere"
         return self._slot
 

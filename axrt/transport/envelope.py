@@ -7,8 +7,8 @@
 #
 # The header says
 #
-#   1. the generation, the meaning or topic, and the address: stage, number, pipe, bucket; for a
-#      note what it is about, and its number;
+#   1. the generation, the meaning or topic, and the address: stage, number, pipe, bucket; of a
+#      control message its `about` and `number`;
 #   2. the length of the description. `wire.py` says what it describes.
 #
 # A transport only carries the bytes.

@@ -9,12 +9,10 @@ CPUs."""
 # hold up the receive behind it until the peer has taken what is sent.
 #
 # `parallel.activations = "library"` opens two lines between ranks with neighbouring stages, one a
-# direction. Envelopes stay with MPI, and each says whether
-# its large tensors come by a line. The sender issues its sends in the order of its envelopes, the
-# receiver its receives as it opens them, so both ends agree without asking. gloo's messages cannot
-# be polled, so a thread waits for each line. NCCL connects within the first call. There, ranks that
-# come to their groups in different orders would wait for ever, so each group and line makes its
-# first call when it is opened, and all ranks open theirs in one order.
+# direction. gloo's messages cannot be polled, so a thread waits for each line. NCCL connects within
+# the first call. There, ranks that come to their groups in different orders would wait for ever, so
+# each group and line makes its first call when it is opened, and all ranks open theirs in one
+# order.
 
 from collections.abc import Callable, Iterable, Sequence
 

@@ -289,10 +289,10 @@ def _received(one: _UnderWay, landings: Landings) -> Parcel:
     arriving = open_envelope(
         bytearray(seal(one.head, on_host)), lambda layout: layout.allocate(CPU), landings
     )
-    for room, sent in zip(arriving.large, beside, strict=True):
-        _row(room).copy_(_row(sent))
+    for buffer, sent in zip(arriving.large, beside, strict=True):
+        _row(buffer).copy_(_row(sent))
     arriving.tensors = [
-        room.to(sent.device) for room, sent in zip(arriving.tensors, one.tensors, strict=True)
+        buffer.to(sent.device) for buffer, sent in zip(arriving.tensors, one.tensors, strict=True)
     ]
     return arriving.parcel()
 

@@ -46,9 +46,8 @@ _LOOK_S = 20e-6
 _BYTES_OF_A_CALL = 64 * 1024
 _CALLS = 16  # at most, in one look
 _ALWAYS_COPIED_BYTES = 2 * 1024
-_TURN_S = (
-    2e-3  # so long a rank that waits looks for messages alone, before the loop looks after the rest
-)
+# so long a rank that waits looks for messages alone, before the loop looks after the rest
+_LOOK_ALONE_S = 2e-3
 
 
 class _Lent(NamedTuple):
@@ -195,7 +194,7 @@ class MpiTransport:
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         if self._failure is not None:
             raise self._failure
-        until_s = time.perf_counter() + min(wait_s, _TURN_S) if wait_s else 0.0
+        until_s = time.perf_counter() + min(wait_s, _LOOK_ALONE_S) if wait_s else 0.0
         while True:
             self._take_envelopes()
             if self._going:

@@ -4,19 +4,12 @@
 # none. So a thread looks after what MPI has not copied at once, and after what comes in. What peers
 # take by themselves (`single_copy.py`) gets a look now and then, in case MPI's own queues are full.
 #
-# A message that MPI does not copy at once is agreed on first and moves only inside MPI calls, and a
-# CPU that computes makes none. Within a node most libraries let the receiver read the sender's
-# memory (single copy), where the system allows it. Ranks try that in pairs when a transport begins:
-# the sender makes no call for 20 ms, and the receiver looks whether all came. What goes to such a
-# peer needs no call of its sender; the peer copies it when it polls.
-#
-# While messages to others go out, or large ones come in, a thread looks once a millisecond
-# (asynchronous progress): it takes envelopes in, posts receives and keeps what has arrived for the
-# next poll. A look costs some 30 us of the rank's core. What goes to peers with single copy has a
-# look every 20 ms: a queue within MPI may be full, and then only its sender can go on. One lock
-# guards what it shares with the loop, and the loop comes first. It decides nothing and starts
-# nothing. There is no thread where tasks run on a device, or where MPI allows calls from one only.
-# What fails in it is raised where the rank polls next, and it ends before MPI does.
+# While messages to others go out, or large ones come in, the thread looks once a millisecond: it
+# takes envelopes in, posts receives and keeps what has arrived for the next poll. A look costs some
+# 30 us of the rank's core. What goes to peers with single copy has a look every 20 ms. One lock
+# guards what the thread shares with the loop, and the loop comes first. It decides nothing and
+# starts nothing. There is no thread where tasks run on a device, or where MPI allows calls from one
+# only. What fails in it is raised where the rank polls next, and it ends before MPI does.
 
 import threading
 import time

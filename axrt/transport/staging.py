@@ -175,10 +175,10 @@ class Direct(Pinned):
             return super().allocate(layout)
         # Memory that was freed on the stream that computes may still be read there, and MPI would
         # not wait for that: so it is the queue's own.
-        room, _ = self._in.launch(lambda: layout.allocate(self._device))
+        buffer, _ = self._in.launch(lambda: layout.allocate(self._device))
         if torch.are_deterministic_algorithms_enabled():
             self._in.drain()  # they fill memory that is allocated
-        return room
+        return buffer
 
     def _row_of(self, tensor: Tensor) -> Tensor:
         return tensor if is_large(tensor.nbytes) else super()._row_of(tensor)

@@ -45,7 +45,7 @@ class Transport(Protocol):
     @property
     def takes_time(self) -> bool:
         """True if parcels on their way come with time, so that it may pay to wait a moment; False
-        if they come only with other ranks' tickets."""
+        if they come only when other ranks have run, as ranks of one process take turns."""
         ...
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:

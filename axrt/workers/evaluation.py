@@ -30,11 +30,11 @@ class WeightsOnDemand:
 
     Args:
         buckets: buckets of each stage whose weights are in scratch, by stage.
-        room: number of stages whose weights may be here at a time.
+        capacity: number of stages whose weights may be here at a time.
     """
 
-    def __init__(self, buckets: Mapping[int, Sequence[Bucket]], room: int) -> None:
-        self._buckets, self._room = buckets, room
+    def __init__(self, buckets: Mapping[int, Sequence[Bucket]], capacity: int) -> None:
+        self._buckets, self._capacity = buckets, capacity
         self._here: list[int] = []  # the last one was read last
         self._checks: deque[Check] = deque()  # of those that have gone
 
@@ -45,7 +45,7 @@ class WeightsOnDemand:
         if stage in self._here:
             self._here.remove(stage)
         else:
-            if len(self._here) == self._room:
+            if len(self._here) == self._capacity:
                 self._let_go(self._here.pop())
             for bucket in self._buckets[stage]:
                 bucket.begin_residency()

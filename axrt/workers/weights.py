@@ -10,7 +10,7 @@ scratch."""
 # messages, one at a time: for a checkpoint on the rank that writes, at the end on all
 # (`shard_exchange.py`).
 #
-# Weights that come and go (ZeRO stage 3; `residencies.py`). Which residencies a step has is decided
+# Weights that come and go (ZeRO stage 3). Which residencies a step has is decided
 # before anything runs, so all copies of a stage have the same ones, and an all-gather needs no
 # asking: a copy sends its shard when it has room, and has all others' when they have room. Layers
 # and graphs keep views of flat memory, whose storage is resized to nothing and back: autograd's

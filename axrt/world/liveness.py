@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-# That a rank waits lets nobody go on. Ranks tell those that they wait for, once in a wait. The note
-# counted as news, so two ranks that told each other so began to wait anew every two seconds, and
-# never lost patience with a third one that was stopped.
+# That a rank waits lets nobody go on. Ranks tell those that they wait for, once in a wait. Formerly
+# that counted as news, so two ranks that told each other so began to wait anew every two seconds,
+# and never lost patience with a third one that was stopped.
 class Sign(NamedTuple):
     """The state of a rank that is waited for."""
 

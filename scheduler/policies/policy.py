@@ -217,12 +217,12 @@ class Policy(Protocol):
 
     def weights_in_turn(self, rank: int) -> bool:
         """On a rank each weight gradient may run before the next input gradient of its stage: the
-        room of its stash may be the only one for the next (`offload_activations`)."""
+        place of its stash may be the only one for the next (`offload_activations`)."""
         return True
 
     def weights_by_residency(self, rank: int) -> bool:
         """On a rank each weight gradient may run before any forward or input gradient of another
-        stage: until it has, its gradient may have the only room for whole weights (`gathered`)."""
+        stage: until it has, its gradient may have the only place for whole weights (`gathered`)."""
         return True
 
     @abstractmethod

@@ -697,8 +697,8 @@ def test_what_does_not_go_together_is_refused_with_a_word(
 def test_a_timeline_of_a_former_version_is_read_by_todays_names(run: Path) -> None:
     line = json.loads((run / "timeline.json").read_text())
     line["schedule"]["in_flight"] = line["schedule"].pop("max_held")
-    line["schedule"]["host_rooms"] = line["schedule"].pop("host_slots")
-    line["stays"] = line.pop("residencies")
+    line["schedule"]["host_rooms"] = line["schedule"].pop("host_slots", 0)
+    line["stays"] = line.pop("residencies", [])
     (run / "timeline.json").write_text(json.dumps(line))
     assert simulate("--like", str(run)).exit_code == 0
 
