@@ -19,9 +19,10 @@ class BucketCopy(NamedTuple):
 Copies = tuple[BucketCopy, ...]
 
 
-def copies_by_pipe(stage: int, bucket: int, pipes: int) -> Copies:
-    """The copies of an ordinary bucket: its stage in every pipe."""
-    return tuple(BucketCopy(pipe, stage, bucket) for pipe in range(pipes))
+def copies_by_pipe(stage: int, bucket: int, pipes: int, team: int = 1, member: int = 0) -> Copies:
+    """The copies of an ordinary bucket: its stage in every pipe; of weights that are cut over a
+    team, in those of one member."""
+    return tuple(BucketCopy(pipe, stage, bucket) for pipe in range(member, pipes, team))
 
 
 def of_group(copies: Copies, one: BucketCopy, pipes: int) -> Copies:

@@ -1,10 +1,10 @@
 """How far all work has come on a stage of this rank, or on a bucket of that stage."""
 
 # Microbatches of all steps are numbered on (n = step * m + k), so "how far" says everything, and no
-# task objects or graphs are kept. Where a replica has several pipes, only the microbatches of
-# the stage's own pipe count; the stride between them is the number of pipes. Tasks of a kind run
-# in order; the *head* of a kind is the first that has not started. It is ready when
-# every counter that it needs has passed its number.
+# task objects or graphs are kept. Where a replica has several pipes, only the microbatches of the
+# stage's own pipe count; the stride between them is the number of pipes. Tasks of a kind run in
+# order; the *head* of a kind is the first that has not started. It is ready when every counter that
+# it needs has passed its number.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -48,6 +48,15 @@ class Passed(NamedTuple):
     counters: "Counters"  # what keeps `numbers`
 
 
+class Joints(NamedTuple):
+    """The joints of a kind of work on a stage that a team holds. A task has a piece more than
+    joints; between two pieces slices of every other member come."""
+
+    meaning: Meaning  # meaning of the messages that bring slices
+    number: int  # joints of a task, at least 1
+    members: tuple[StageCopy, ...]  # the other members, in order
+
+
 class Counters:
     """One row of counters; `RankState` adds what the rules name.
 
@@ -60,6 +69,7 @@ class Counters:
         finished: number of the task that finishes next, by kind.
         part: `Task.part` of the head, a bucket or a piece, by kind.
         needs: numbers that must have passed the head, each with the counters that keep it, by kind.
+        joints: joints of the stage, by kind; those without any are left out.
     """
 
     __slots__ = (
@@ -74,6 +84,7 @@ class Counters:
         "_stride",
         "count",
         "finished",
+        "joints",
         "name",
         "needs",
         "part",
@@ -85,6 +96,7 @@ class Counters:
         self.name = name
         self._a_step, self._pipe, self._pipes = a_step, pipe, pipes
         self.needs: dict[AnyKind, tuple[Passed, ...]] = {}
+        self.joints: dict[AnyKind, Joints] = {}
         self.count: dict[Counter, int] = {}
         self.finished: dict[Counter, int] = {}
         self.part: dict[AnyKind, int] = {}
@@ -174,18 +186,30 @@ class Counters:
         """The head of a kind has all it needs."""
         if not kind.of_a_microbatch:
             return not any(self.missing(kind))
+        if kind in self.joints and self.part[kind]:
+            return self.is_joined(kind)
         head = self.count[kind]
         for numbers, counter, _ in self.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
             if numbers[counter] <= head:
                 return False
         return True
 
+    def is_joined(self, kind: AnyKind) -> bool:
+        """All slices of the joint before the piece at the head are here."""
+        meaning, number, members = self.joints[kind]
+        passed = self.count[kind] // self._pipes * number + self.part[kind]
+        return self.count[meaning] >= passed * len(members)
+
     def missing(self, kind: AnyKind) -> Iterator[tuple["Counters", Counter]]:
         """The counters that keep the head of a kind from running, each with where it is kept.
 
         A kind that counts steps, reductions or residencies needs the counters to have passed all
-        numbers of its own.
+        numbers of its own. A piece behind a joint needs the slices of that joint alone.
         """
+        if kind in self.joints and self.part[kind]:
+            if not self.is_joined(kind):
+                yield self, self.joints[kind].meaning
+            return
         past, a_step = self.count[kind] + 1, self._per_step[kind]
         for numbers, counter, counters in self.needs[kind]:
             each = 1 if kind.of_a_microbatch else counters._per_step[counter] // a_step

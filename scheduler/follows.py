@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
+from .counters import Joints
 from .job import Job
-from .message import Message
+from .message import Message, numbered
 from .residencies import READERS
 from .rules import Row
 from .table import Table
@@ -29,21 +30,22 @@ class Follows:
         self._completed: dict[int, set[int]] = {stage: set() for stage in pipe_of}
 
     def of(self, task: Task, row: Row, whole: bool, completes: Collection[int]) -> list[Message]:
-        """The messages that follow from a task that ends a step, or a reduction, besides the one
-        that each task sends.
+        """The messages that follow from a task that ends a step or a reduction, or has joints,
+        besides the one that each task sends.
 
         Args:
             whole: it is no piece, or the last one.
             completes: buckets that a piece completes.
         """
         follows: list[Message] = []
-        is_last = (
-            not task.kind.of_a_microbatch or self._marks.ends_step[task.microbatch % self._a_step]
-        )
+        within = task.microbatch % self._a_step
+        is_last = not task.kind.of_a_microbatch or self._marks.ends_step[within]
         if whole and is_last:
             follows += row.then(task)
-        if row.completes is not None:
+        if row.completes is not None and self._marks.ends_run[within]:
             follows += self._leaving(row, task, whole, completes)
+        if row.joints is not None and not whole:
+            follows += self._slices(task, row.joints)
         if row.gives_tickets:
             ticket = self._tickets[task.stage, task.part].give()
             follows = [message._replace(number=ticket) for message in follows]
@@ -62,6 +64,15 @@ class Follows:
                 yield from row.completes(task, bucket)
         if whole:
             done.clear()
+
+    def _slices(self, task: Task, joints: Joints) -> Iterator[Message]:
+        """A piece that a joint follows on: a message to each other member."""
+        pipe = self._pipe_of[task.stage]
+        joint = task.microbatch // self._job.placement.pipes * joints.number + task.part
+        team = self._job.team_of(pipe)
+        for to in joints.members:
+            senders = [other for other in team if other != to.pipe]
+            yield Message(joints.meaning, to.stage, numbered(joint, senders, pipe), to.pipe)
 
     def holds_at_once(self, message: Message, row: Row) -> bool:
         """A message that follows from a task of the row is true already when the task starts."""

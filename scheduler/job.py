@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from .numbering import Numbering
+from .numbering import NO_JOINTS, Numbering, StageJoints
 from .placement import Placement
 from .plural import plural
 from .policies import Nested, Policy
@@ -17,7 +17,8 @@ class StageCopy(NamedTuple):
     """A stage in one copy of the pipeline.
 
     Args:
-        pipe: pipe (copy of the pipeline) index over all replicas, from 0.
+        pipe: index of the pipe, one copy of the sequence of stages, over all replicas, from 0.
+            Where a team holds a stage, each member has a pipe of its own.
         stage: stage index over the whole model, from 0.
     """
 
@@ -63,6 +64,10 @@ class Job(Numbering):
             whoever has computed them.
         held_on_device: number of microbatches, each of one stage, whose stash a rank may have on
             the device at a time; 0: all that its policy holds.
+        team: number of members that hold a stage together (tensor parallelism), at least 1.
+        joints: joints of the stages that a team holds, by stage; stages without any are left out.
+        fills: True if a rank runs other work while a task waits at a joint; False: it waits for the
+            slices, a while (`linger.py`).
         trains: False for an evaluation, which has no steps and any number of microbatches: the
             reader's END says how many. Its backwards carry nothing; they keep the order, caps and
             bounds of training.
@@ -86,11 +91,19 @@ class Job(Numbering):
     drawn: int = 0
     in_tree: bool = False
     held_on_device: int = 0
+    team: int = 1
+    joints: Mapping[int, StageJoints] = field(default_factory=dict)
+    fills: bool = True
     trains: bool = True
 
     def __post_init__(self) -> None:
         pipes = self.placement.pipes
-        if self.shards and self.pipes == 1:
+        if self.team < 1 or (self.joints and self.team == 1):
+            raise ValueError(
+                f"a team of {self.team} with joints of {plural(len(self.joints), 'stage')}; "
+                "expected at least 1 member, and joints between several"
+            )
+        if self.shards and self.pipes == self.team:
             raise ValueError("shards of one copy; expected several pipes or replicas")
         if self.group:
             self._check_group()
@@ -120,7 +133,7 @@ class Job(Numbering):
             )
 
     def _check_held_on_device(self) -> None:
-        least = least_places(self.placement.chunks)
+        least = least_places(self.placement.chunks, self.team)
         offloads = [rank for rank in range(self.ranks) if self.offloads_stash(rank)]
         late = [rank for rank in offloads if not self.policy.weights_in_turn(rank)]
         if late:
@@ -153,8 +166,9 @@ class Job(Numbering):
 
     @property
     def pipes(self) -> int:
-        """Number of copies of the sequence of stages, over all replicas."""
-        return self.replicas * self.placement.pipes
+        """Number of copies of the sequence of stages, over all replicas; each member of a team has
+        its part of one."""
+        return self.replicas * self.placement.pipes * self.team
 
     @property
     def pipes_a_group(self) -> int:
@@ -271,11 +285,38 @@ class Job(Numbering):
             for stage in range(self.placement.stages):
                 yield StageCopy(pipe, stage)
 
-    def pipe_of(self, replica: int, rank: int, stage: int) -> int:
-        """The pipe whose copy of a stage a rank of a replica holds."""
-        return replica * self.placement.pipes + self.placement.pipe_of(rank, stage)
+    # A member is to the brain what a replica is, but for joints: it has a pipe of its own, so
+    # losses, norms and copies of whole weights count members as they count replicas. Pipes of a
+    # team are numbered one after the other.
+
+    def pipe_of(self, replica: int, rank: int, stage: int, member: int = 0) -> int:
+        """The pipe whose copy of a stage a member of a rank of a replica holds."""
+        whole = replica * self.placement.pipes + self.placement.pipe_of(rank, stage)
+        return whole * self.team + member
+
+    def place_of(self, pipe: int, stage: int) -> tuple[int, int]:
+        """The replica that holds a stage of a pipe, and the place in it: members of a team stand
+        one after the other, rank by rank."""
+        whole, member = divmod(pipe, self.team)
+        replica, rank = self.placement.place_of(whole, stage)
+        return replica, rank * self.team + member
+
+    def pipes_of(self, replica: int, number: int) -> range:
+        """The pipes that a microbatch goes through: of each member one."""
+        pipes = self.placement.pipes
+        first = (replica * pipes + number % pipes) * self.team
+        return range(first, first + self.team)
+
+    def team_of(self, pipe: int) -> range:
+        """The pipes of the members of a team, of which one is given."""
+        first = pipe - pipe % self.team
+        return range(first, first + self.team)
 
     def reader_of(self, pipe: int) -> StageCopy:
         """The copy of a stage on whose rank the pipe's batches are read: stage 0 of the first pipe
         of its replica."""
-        return StageCopy(pipe - pipe % self.placement.pipes, 0)
+        return StageCopy(pipe - pipe % (self.placement.pipes * self.team), 0)
+
+    def joints_of(self, stage: int) -> StageJoints:
+        """The joints of a stage."""
+        return self.joints.get(stage, NO_JOINTS)

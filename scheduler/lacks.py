@@ -26,10 +26,10 @@ Admits = Callable[[Row, Task], bool]
 
 
 class Coordinates(NamedTuple):
-    """The replica of a rank, and its index within the pipeline."""
+    """The replica of a rank, and its place in it."""
 
     replica: int
-    rank: int
+    rank: int  # index within the pipeline; of a team, members stand one after the other
 
     def __str__(self) -> str:
         return f"rank {self.rank}" + (f" of replica {self.replica}" if self.replica else "")
@@ -87,7 +87,7 @@ class Diagnosis:
 
     def _lacks_of(self, entry: Entry, head: Task, admits: Admits) -> list[Lack]:
         missing = [
-            Lack(head, counter.value, self._owner(counters, counter))
+            Lack(head, _named(counter), self._owner(counters, counter))
             for counters, counter in entry.counters.missing(head.kind)
         ]
         if missing:
@@ -121,7 +121,7 @@ class Diagnosis:
         return END if finished else INPUT
 
     def _waits_for_copies(self) -> bool:
-        """A step, its commit, a forward or a backward lacks nothing but what is on its way; or a
+        """A step, a forward or a backward lacks nothing but what is on its way; or a
         step on the host is under way."""
         entries = self._table.entries
         missing = [{counter for _, counter in of.counters.missing(of.kind)} for of in entries]
@@ -153,7 +153,11 @@ class Diagnosis:
     def _owner(self, counters: Counters, counter: Counter) -> Coordinates | None:
         """The coordinates of the rank that owes the next of what is counted; None for this rank."""
         stage_copy = counters.owner(counter)
-        place = (
-            None if stage_copy is None else Coordinates(*self._job.placement.place_of(*stage_copy))
-        )
+        place = None if stage_copy is None else Coordinates(*self._job.place_of(*stage_copy))
         return None if place == self._me else place
+
+
+def _named(counter: Counter) -> str:
+    """What of a counter has not come, in words."""
+    is_slice = counter in (Meaning.SLICE, Meaning.SLICE_BACK)
+    return f"a {counter.value}" if is_slice else counter.value

@@ -26,12 +26,16 @@ class Linger:
 
     Args:
         share: longest wait, as a share of the duration of the weight gradient; 0: nobody waits.
+        at_joint: longest wait for slices, where other work does not fill that time
+            (`Job.fills`); 0: nobody waits.
     Attributes:
         until: time at which the rank stops waiting; None where it does not wait.
     """
 
-    def __init__(self, share: float = LINGER) -> None:
-        self._share = share
+    # Members of a team may have begun different tasks, and each would wait for the other's slices
+    # for ever. So no rank waits without an end: behind it other work runs, as where it fills.
+    def __init__(self, share: float = LINGER, at_joint: float = 0.0) -> None:
+        self._share, self._at_joint = share, at_joint
         self.until: float | None = None
         self._took: dict[tuple[AnyKind, int], float] = {}
 
@@ -49,6 +53,13 @@ class Linger:
             has_more: function that says whether a task is a piece, and not the last.
             usual: function that gives the duration of a task; None: as `took` was told.
         """
+        if not state.job.fills and state.is_at_joint(queue):
+            piece = state.pick_piece(queue)
+            if piece is not None:
+                self.end()
+                return piece
+            if self._waits(now, self._at_joint):
+                return None
         task = state.pick(queue)
         if task is None or not self._share or queue is not OnDevice.COMPUTE:
             return task
@@ -61,8 +72,11 @@ class Linger:
 
     def defers(self, now: float, takes: float) -> bool:
         """An early task must still wait."""
+        return self._waits(now, self._share * takes)
+
+    def _waits(self, now: float, longest: float) -> bool:
         if self.until is None:
-            self.until = now + self._share * takes
+            self.until = now + longest
         return now < self.until
 
     def end(self) -> None:

@@ -12,6 +12,7 @@ class Load(Enum):
     """The payload of a message, as far as it takes time on the way."""
 
     WORD = "a few bytes"
+    SLICE = "a slice of what a joint puts together, or adds up"
     ACTIVATIONS = "what a stage sends on, or the gradient of it"
     SHARD = "a copy's shard of a bucket; the message is addressed to the bucket"
     PART_OF_SHARD = "the part of a shard that one group sums; addressed to the bucket, too"
@@ -36,6 +37,9 @@ class Meaning(Vocabulary):
     TARGET = "target", Counts.MICROBATCHES
     # The stage after has finished its backward.
     GRADIENT = "gradient", Counts.MICROBATCHES, Load.ACTIVATIONS
+    # A member has its slices of a joint for another one, in a forward or in a backward.
+    SLICE = "slice", Counts.JOINTS, Load.SLICE
+    SLICE_BACK = "slice of a gradient", Counts.BACK_JOINTS, Load.SLICE
     # A pipe's last stage knows the losses of a step.
     LOSS = "loss", Counts.STEPS, Load.WORD, True
     # A copy of the bucket has its part of this shard's gradient (reduce-scatter).

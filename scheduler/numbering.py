@@ -1,5 +1,6 @@
 """Numbers of microbatches, and the steps and reductions that they are of: nobody else divides."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .placement import Placement
@@ -20,6 +21,16 @@ class Marks(NamedTuple):
     ends_step: tuple[bool, ...]
 
 
+class StageJoints(NamedTuple):
+    """How many joints a stage has that a team holds: places at which members exchange slices."""
+
+    forward: int = 0  # in each of its forwards
+    back: int = 0  # in each of its whole backwards, or of its input gradients
+
+
+NO_JOINTS = StageJoints()
+
+
 class Numbering:
     """How a job counts. Microbatches are numbered on over steps; so are reductions, of which a step
     has some."""
@@ -33,6 +44,7 @@ class Numbering:
     drawn: int
     trains: bool
     residencies: Residencies | None
+    joints: Mapping[int, StageJoints]
 
     @property
     def microbatches_a_pipe(self) -> int:
@@ -126,6 +138,10 @@ class Numbering:
         stage."""
         if counts is Counts.MICROBATCHES:
             return self.microbatches
+        if counts in (Counts.JOINTS, Counts.BACK_JOINTS):
+            joints = self.joints.get(stage, NO_JOINTS)
+            a_task = joints.forward if counts is Counts.JOINTS else joints.back
+            return self.microbatches_a_pipe * max(1, a_task)
         if counts is Counts.RESIDENCIES:
             return len(self.residencies.of_stage[stage]) if self.residencies else 1
         return self.reductions if counts is Counts.REDUCTIONS else 1

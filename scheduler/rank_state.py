@@ -31,24 +31,25 @@ from .follows import Follows
 from .job import Job, StageCopy
 from .lacks import Coordinates, Diagnosis, Lack
 from .message import Meaning, Message
-from .rank_view import RankView
+from .picking import Picking
 from .refusals import IllegalMove, Refusals
 from .resources import Resources
 from .rules import Feature, OnDevice, Queue, Row, features_of
 from .rules.collectives import groups_of
-from .rules.row import always
 from .running import Running
 from .table import UNLIMITED, Entry, Table
 from .task import Kind, Task
 from .tickets import tickets_of
 
 
-class RankState(RankView):
+class RankState(Picking):
     """The brain of one rank.
 
     Args:
         rank: index of this rank in its pipeline, 0 <= rank < job.ranks.
         replica: index of the replica that this rank belongs to, 0 <= replica < job.replicas.
+        member: index of this rank among those that hold its stages together, 0 <= member <
+            job.team.
         buckets: copies of each bucket of a stage, by stage of this rank, at least one bucket a
             stage; None: one bucket a stage, held by every pipe.
         first_step: number of the step to begin with, at least 0; no history is needed.
@@ -60,7 +61,6 @@ class RankState(RankView):
         reads: this rank's reader reads the microbatches of its replica.
         queues, beside: queues on which some work here runs; those but that of the device's tasks.
         may_be_early: kinds of work whose heads may be early.
-        asked: number of microbatches that are wanted, counted from the first step of the run.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class RankState(RankView):
         rank: int,
         *,
         replica: int = 0,
+        member: int = 0,
         buckets: Mapping[int, Sequence[Copies]] | None = None,
         first_step: int = 0,
         features: Sequence[Feature] | None = None,
@@ -82,20 +83,21 @@ class RankState(RankView):
         self.end: int | None = None
         stages = self.placement.stages_of(rank)
         self.in_flight = self.held = 0  # what the counters come to
-        self.reads = rank == self.placement.rank_of(0)
+        self.reads = rank == self.placement.rank_of(0) and member == 0
         self._marks = job.marks()
         self.memo: dict[Any, Any] = {}
         self.reached: dict[Any, int] = {}
         self._steps_done = first_step
-        self.pipe_of = {stage: job.pipe_of(replica, rank, stage) for stage in stages}
-        one_each = {stage: (copies_by_pipe(stage, 0, job.pipes),) for stage in self.pipe_of}
-        buckets = buckets or one_each
+        self.pipe_of = {stage: job.pipe_of(replica, rank, stage, member) for stage in stages}
+        buckets = buckets or {
+            stage: (copies_by_pipe(stage, 0, job.pipes, job.team, member),) for stage in stages
+        }
         groups = groups_of(job, {stage: buckets[stage] for stage in stages})
         stage_copies = [StageCopy(pipe, stage) for stage, pipe in self.pipe_of.items()]
         table = self._table = Table(job, stage_copies, buckets, features or features_of(job))
         self._counters, self.queues = table.counters_of, table.queues
         self._entry_of = table.entry_of
-        me = Coordinates(replica, rank)
+        me = Coordinates(replica, rank * job.team + member)
         tickets = tickets_of(groups, first_step)
         running = self._running = Running()
         resources = self._resources = Resources(job, rank, tickets, self._counters)
@@ -175,15 +177,6 @@ class RankState(RankView):
             return read if self._admits(row, Task(Kind.FORWARD, 0, read)) else None
         return read
 
-    def _admits(self, row: Row, head: Task) -> bool:
-        """The head of a row has room to run now, and the policy lets it, where it is asked. Of a
-        forward in pieces the first alone asks: its memory is taken for all of them."""
-        if head.part and row.held > 0:
-            return True
-        if row.level and not self.policy.admits(head, self):
-            return False
-        return row.admitted is always or row.admitted(head, self)
-
     # Moves.
 
     def deliver(self, message: Message) -> None:
@@ -215,71 +208,6 @@ class RankState(RankView):
             self._refusals.addressed(message, self.end).arrive(message.meaning, message.number)
             if message.meaning in self._table.wakers:
                 self._look_again()
-
-    # Heads are scanned, not woken. Counters that wake the heads that wait for them were thought of.
-    # A scan of the few rows of a rank makes no call, and nothing can be woken too late.
-    def pick(self, queue: Queue = OnDevice.COMPUTE) -> Task | None:
-        """The task that starts next on a queue: of all heads that may run now, the one with the
-        least priority.
-
-        Returns:
-            None where no head of the queue may run. Nothing changes until `start`.
-        """
-        ready: list[tuple[Row, Task]] = []
-        asked, untold, policy = self.asked, self._running.untold, self.policy
-        for entry, kind, stage, heads, parts, needs in self._table.often[queue]:
-            # Inputs of a step that was not asked for here may have come: another rank is in its
-            # next call, and the user of this one may do something before.
-            if (number := heads[kind]) >= asked or (untold and (kind, stage) in untold):
-                continue
-            for numbers, counter, _ in needs:  # `Counters.is_ready`, without a call for every row
-                if numbers[counter] <= number:
-                    break
-            else:
-                row, head = entry.row, entry.made
-                if head is None or head.microbatch != number or head.part != parts[kind]:
-                    head = entry.head()
-                # `_admits`, without a call
-                if head.part and row.held > 0:
-                    ready.append((row, head))
-                    continue
-                may_run = not row.level or policy.admits(head, self)
-                if may_run and (row.admitted is always or row.admitted(head, self)):
-                    ready.append((row, head))
-        if self._look[queue]:
-            ready += self._ready_of_a_step(queue)
-        if not ready:
-            return None
-        _, head = ready[0]
-        return self._least(ready) if len(ready) > 1 else head
-
-    def _least(self, ready: Sequence[tuple[Row, Task]]) -> Task:
-        """The head with the least key; of equal ones the first."""
-        least: tuple[int, ...] | None = None
-        for row, head in ready:
-            priority = row.priority
-            key = priority(head, self) if priority else (row.level, *self.policy.key(head, self))
-            if least is None or key < least:
-                first, least = head, key
-        return first
-
-    def _ready_of_a_step(self, queue: Queue) -> list[tuple[Row, Task]]:
-        """The heads of a queue that may run now and do not count microbatches. It also notes
-        whether it is worth looking again before an event that `_look_again` tells of."""
-        once = [entry for entry in self._table.once[queue] if entry.counters.is_ready(entry.kind)]
-        heads = [(entry.row, entry.head()) for entry in once]
-        ready = [
-            (row, head)
-            for row, head in heads
-            if self.job.first_for(*head[:3]) < self.asked
-            and self._admits(row, head)
-            and self._resources.may_go(row, head)
-            and self._resources.has_place(row)
-        ]
-        # Whether the others may run may change at any time, but for those that an event wakes.
-        others = (entry.row.takes is None and not entry.row.fills for entry in once)
-        self._look[queue] = bool(ready) or any(others)
-        return ready
 
     def queue_of(self, task: Task) -> Queue:
         """The queue on which a task of this rank runs.
@@ -334,8 +262,10 @@ class RankState(RankView):
         if self._checks:
             self._refusals.check_start(task)
         entry = self._entry_of[kind, stage, part if kind.of_a_bucket else None]
+        if entry.row.joints is not None:
+            more = part < entry.row.joints.number
         if more is None and kind.in_pieces:
-            self._running.untold[kind, stage] = task
+            self._running.run_untold(task)
             self._running.tasks[task] = entry, [], False
             return []
         if completes:
@@ -353,7 +283,7 @@ class RankState(RankView):
             raise IllegalMove(f"{task} cannot be told: {self._refusals.story(stage)}")
         if completes:
             self._refusals.check_completes(task, completes)
-        del self._running.untold[kind, stage]
+        self._running.is_told(task)
         return self._count(task, self._refusals.row_of(task, "be told"), more, completes)
 
     def _count(
@@ -365,18 +295,19 @@ class RankState(RankView):
         if self.memo:
             self.memo.clear()
         whole = entry.counters.start(kind, more)
-        # Memory counts from the first piece that takes it to the last one that needs it.
-        counts = task.part == 0 if row.held > 0 else whole
+        # Memory counts from the first piece that takes it to the last one that needs it; of a
+        # backward with joints to the first: its other pieces ask nobody, and members that run other
+        # tasks meanwhile must not refuse each other's forwards for ever (`policies/policy.py`).
+        counts = task.part == 0 if row.held > 0 or row.joints is not None else whole
         if counts:
             self.in_flight += row.in_flight
             self.held += row.held
         if entry.takes_places:
-            self._resources.take(row, counts, task)
-            if whole and row.opens:
-                self._open(row, task.stage)
+            self._take(task, entry, counts, whole)
         # Of a kind that does not count microbatches every task ends something.
         ends = not kind.of_a_microbatch or self._marks.ends_run[number % self.microbatches]
-        follows = self._follows.of(task, row, whole, completes) if ends else ()
+        may_follow = ends or row.joints is not None
+        follows = self._follows.of(task, row, whole, completes) if may_follow else ()
         sends = row.sends if whole else None
         here: list[Message] = []
         later: list[Message] = []
@@ -420,6 +351,20 @@ class RankState(RankView):
         if row.frees is not None or not self._has_one_queue:
             self._look_again()
         return later
+
+    def _take(self, task: Task, entry: Entry, counts: bool, whole: bool) -> None:
+        """Take the places that a task takes, open what it opens, and note where it stands.
+
+        Args:
+            counts: its memory counts from now on.
+            whole: it is no piece, or the last one.
+        """
+        row = entry.row
+        self._resources.take(row, counts, task)
+        if whole and row.opens:
+            self._open(row, task.stage)
+        if row.joints is not None:
+            self._running.pass_joint(entry, whole)
 
     def _open(self, row: Row, stage: int) -> None:
         """Open the gates of a row if this was the last task that they waited for."""

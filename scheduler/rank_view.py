@@ -45,14 +45,21 @@ class RankView:
     _resources: Resources
 
     def started(self, kind: AnyKind, stage: int) -> int:
-        """Number of tasks of a kind that have started on a stage of this rank."""
-        return self._counters[stage].count[kind] // self.placement.pipes
+        """Number of tasks of a kind that have started on a stage of this rank; of one with joints,
+        its first piece."""
+        counters = self._counters[stage]
+        started = counters.count[kind] // self.placement.pipes
+        if counters.joints and counters.part[kind] and kind in counters.joints:
+            return started + 1
+        return started
 
     # In flight ends at the start of a backward, so that a stream takes the next forward behind it.
     def in_flight_of(self, stage: int) -> int:
         """Number of microbatches in flight on one stage of this rank."""
         back = Kind.INPUT if self.job.splits else Kind.BACKWARD
-        under_way = self._counters[stage].part[Kind.FORWARD] > 0  # in pieces
+        counters = self._counters[stage]
+        # in pieces; `started` counts those with joints
+        under_way = counters.part[Kind.FORWARD] > 0 and Kind.FORWARD not in counters.joints
         return self.started(Kind.FORWARD, stage) + under_way - self.started(back, stage)
 
     def forwards_left(self, task: Task) -> bool:
@@ -89,4 +96,4 @@ class RankView:
 
     def place_of(self, message: Message) -> Coordinates:
         """The coordinates of the rank that a message is for."""
-        return Coordinates(*self.placement.place_of(message.pipe, message.stage))
+        return Coordinates(*self.job.place_of(message.pipe, message.stage))

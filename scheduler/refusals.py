@@ -70,7 +70,7 @@ class Refusals:
         admits = is_begun or row.stash is None or self._resources.admits_stash(row.stash, stage)
         if not admits:
             raise IllegalMove(
-                f"{task} cannot start: no room on the device is free; {self.story(stage)}"
+                f"{task} cannot start: the device has no place for its stash; {self.story(stage)}"
             )
 
     def check_completes(self, task: Task, completes: Collection[int]) -> None:
@@ -111,7 +111,8 @@ class Refusals:
                     f"{message} is of step {counters.step_of(meaning, number)}, neither this one "
                     f"nor the next: {counters}"
                 )
-        if not self._job.trains and end is not None and number >= end:
+        of_a_microbatch = meaning.of_a_microbatch
+        if not self._job.trains and end is not None and of_a_microbatch and number >= end:
             raise IllegalMove(f"{message}, but there are {plural(end, 'microbatch')}: {counters}")
         return counters
 

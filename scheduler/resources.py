@@ -23,7 +23,7 @@ class Resources:
         counters_of: counters of each stage.
     Attributes:
         tickets: see above.
-        order_of_stays: stages of this rank in the order in which their weights are gathered.
+        in_order: stages of this rank in the order in which their weights are gathered.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class Resources:
             Pool.WHOLE: self._gathered,
         }
         offloads_stash = job.offloads_stash(rank)
-        self._stash = StashPlaces(job.held_on_device, counters_of) if offloads_stash else None
+        self._stash = (
+            StashPlaces(job.held_on_device, counters_of, job.team) if offloads_stash else None
+        )
         self.in_order = job.residencies.order[rank] if job.residencies else ()
         self._residencies_begun = 0
 

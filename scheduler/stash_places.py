@@ -16,10 +16,7 @@ fewer of them than the policy holds."""
 #
 # `model/saved.py` takes memory from the graph, and `store/scratch_stash.py` copies it. The brain
 # counts what is *held* and what is *held on the device*: policies cap the first, places the second.
-# A forward takes a place that lasts to its backward, or one that is free as soon as its stash has
-# gone down. Numbers without a copy are skipped in the counters of offloads and reloads
-# (`Counters.skip`). Each stage has a place of its own for what has come back, so a reload waits for
-# no other stage.
+# Numbers without a copy are skipped in the counters of offloads and reloads (`Counters.skip`).
 
 from collections.abc import Collection
 from enum import Enum
@@ -36,9 +33,13 @@ class StashMove(Enum):
     __hash__ = object.__hash__
 
 
-def least_places(chunks: int) -> int:
-    """The least number of places of a rank with so many stages: none of them is lasting."""
-    gathering = passing = 1
+# Where teams hold stages a forward has its passing place while it waits for slices of others. With
+# one place for all stages two members could have it for different stages, and each wait for the
+# other's slices for ever. So each stage may have one there.
+def least_places(chunks: int, team: int = 1) -> int:
+    """The least number of places of a rank with so many stages, which a team of so many holds: none
+    of them is lasting."""
+    gathering, passing = 1, chunks if team > 1 else 1
     return gathering + passing + chunks
 
 
@@ -47,15 +48,17 @@ class StashPlaces:
 
     Args:
         places: number of stashes that the device has room for, at least `least_places`.
+        team: number of members that hold the rank's stages together.
     Attributes:
         on_device: number of stashes that have memory on the device, but for what is gathered.
     """
 
-    def __init__(self, places: int, stages: Collection[int]) -> None:
-        spare = places - least_places(len(stages))
-        # With two a forward runs while the stash before it goes down.
-        self._passing = 2 if spare > len(stages) else 1
-        self._lasting = spare + 1 - self._passing
+    def __init__(self, places: int, stages: Collection[int], team: int = 1) -> None:
+        spare = places - least_places(len(stages), team)
+        # With one more a forward runs while the stash before it goes down.
+        more = int(spare > len(stages))
+        self._passing = (len(stages) if team > 1 else 1) + more
+        self._lasting = spare - more
         self._returning = set(stages)
         self._deeper = {stage: sum(other > stage for other in stages) for stage in stages}
         self._back: dict[int, int] = {}  # the microbatch in the returning place, by stage

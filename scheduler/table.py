@@ -29,7 +29,8 @@ class Entry:
     Attributes:
         kind: the row's kind of work.
         made: head that was asked for last; None before the first.
-        takes_places: its tasks take a ticket, a place of a pool or of a stash, or open a gate.
+        takes_places: its tasks take a ticket, a place of a pool or of a stash, open a gate, or have
+            joints.
         sends_at_once: the message that follows from each task is for this rank, and true as soon as
             the task has started.
     """
@@ -49,7 +50,7 @@ class Entry:
         self.row, self.counters, self.stage, self.needs = row, counters, stage, needs
         self.kind = row.kind
         takes = row.by_ticket or row.takes is not None or row.stash is not None
-        self.takes_places = takes or bool(row.opens)
+        self.takes_places = takes or bool(row.opens) or row.joints is not None
         self.sends_at_once = False
         self.made: Task | None = None
 
@@ -155,7 +156,8 @@ class Table:
         pipe, stage = here.stage_copy
         job, pipes = self._job, self._job.placement.pipes
         a_step = partial(job.a_step, stage=stage)
-        counters = self.counters_of[stage] = Counters(f"stage {stage}", a_step, pipe % pipes, pipes)
+        of_replica = pipe // job.team % pipes
+        counters = self.counters_of[stage] = Counters(f"stage {stage}", a_step, of_replica, pipes)
         for gate in Gate:
             counters.count_gate(gate, UNLIMITED)
         self.buckets[stage] = tuple(
@@ -171,6 +173,9 @@ class Table:
         for row in rows:
             counters = self._counters(stage, row.bucket)
             counters.count_tasks(row.kind, row.bucket or 0)
+            if row.joints is not None:
+                counters.joints[row.kind] = row.joints
+                counters.count_messages(row.joints.meaning, row.joints.members, None)
             for counter, senders, bucket, after in row.needs:
                 needed = self._counters(stage, bucket)
                 if isinstance(counter, Meaning):

@@ -19,6 +19,9 @@ class Counts(Enum):
     """The unit in which the numbers of a kind of work, or of messages, count."""
 
     MICROBATCHES = "microbatches"
+    # of the forwards, or of the backwards, of a stage that a team holds, as `Job.joints` says
+    JOINTS = "joints"
+    BACK_JOINTS = "joints of backwards"
     STEPS = "steps"
     REDUCTIONS = "reductions"  # of a bucket's gradient over its copies, `Job.reductions` a step
     # of a stage's whole weights, as `Job.residencies` says; one a step by default
@@ -90,7 +93,8 @@ class Kind(AnyKind):
     FORWARD = "F", "forward", Counts.MICROBATCHES, Part.KNOWN_PIECE
     RECOMPUTE = "R", "recomputed forward", Counts.MICROBATCHES  # where only its input was kept
     BACKWARD = "B", "backward", Counts.MICROBATCHES, Part.PIECE  # whole; or in two:
-    INPUT = "I", "input gradient", Counts.MICROBATCHES  # the stage before waits for it
+    # the stage before waits for it
+    INPUT = "I", "input gradient", Counts.MICROBATCHES, Part.KNOWN_PIECE
     WEIGHT = "W", "weight gradient", Counts.MICROBATCHES, Part.PIECE  # nobody waits for it
     REDUCE = "reduce", "sum of a shard", Counts.REDUCTIONS, Part.BUCKET  # of all copies
     # Where copies add up in groups first:

@@ -86,5 +86,5 @@ def described(settings: Schedule, job: Job, memory: Memory) -> dict[str, Any]:
         "reductions": job.reductions,
         "gathered": memory.gathered,
         "offloads_weights": job.offloads_weights,
-        "group": job.group // job.placement.pipes,
+        "group": job.group // (job.placement.pipes * job.team),
     }

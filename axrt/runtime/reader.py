@@ -58,7 +58,7 @@ class BatchReader:
     ) -> None:
         self._batches = batches
         self._iterator: Any = None
-        self._placement = job.placement
+        self._job = job
         self._replica = replica
         self._told = range(job.replicas) if job.trains else (replica,)
         self._generator = generator
@@ -75,8 +75,9 @@ class BatchReader:
         """
         item = self.draw(number)
         if item is None:
-            return [(message, None) for message in has_ended(self._placement, self._told, number)]
-        return list(zip(has_read(self._placement, self._replica, number), item, strict=True))
+            return [(message, None) for message in has_ended(self._job, self._told, number)]
+        told = has_read(self._job, self._replica, number)
+        return list(zip(told, [*item] * self._job.team, strict=True))
 
     def serve(self) -> Read:
         """What other replicas want of this reader: nothing."""

@@ -105,14 +105,15 @@ class SharingReader:
         if self._hand.asks_ahead(is_last=self._job.ends_a_step(slot)):
             self._ask()
         number = None if index is None else self._step * self._job.microbatches_in_all + index
-        messages = has_read(self._job.placement, self._replica, slot)
-        return [(message, (number, of)) for message, of in zip(messages, item, strict=True)]
+        told = has_read(self._job, self._replica, slot)
+        payloads = [(number, of) for of in item] * self._job.team
+        return list(zip(told, payloads, strict=True))
 
     def _ended(self, index: int) -> Read:
         """The messages that this replica's data has ended, before a microbatch of this index."""
         drawn = index - self._replica * self._job.drawn
         number = self._job.first_of(self._step) + drawn
-        told = has_ended(self._job.placement, range(self._job.replicas), number)
+        told = has_ended(self._job, range(self._job.replicas), number)
         return [(message, None) for message in told]
 
     def _draw(self) -> tuple[int, Any]:

@@ -22,7 +22,7 @@ from .row import Need, Row, StageHere, urgent
 
 
 # No step of offloaded state is taken before its vote. It was, on the expectation that nothing is
-# clipped, with a second room in scratch to take it back. On two ranks with clipping, a GPT of 101 M
+# clipped, with as much scratch again to take it back. On two ranks with clipping, a GPT of 101 M
 # parameters took 0.984 of the time without it where state came from memory, and 0.863 from a disk
 # (medians of seven rounds in one run, 256 tokens a step; 0.993 and 0.960 with 1,024): what it hid
 # behind backwards it paid in bytes.
@@ -48,5 +48,5 @@ def clipping(here: StageHere) -> Iterator[Row]:
 
 def voters_of(job: Job) -> tuple[StageCopy, ...]:
     """The stages whose norms make that of all gradients, in the order of their messages."""
-    pipes = job.pipes_a_group if job.shards else 1
+    pipes = job.pipes_a_group if job.shards else job.team
     return tuple(stage_copy for stage_copy in job.stage_copies() if stage_copy.pipe < pipes)

@@ -58,12 +58,12 @@ def by_library(job: Job, copies: Copies) -> bool:
 
 def places(job: Job, copies: Copies) -> Sequence[tuple[int, int]]:
     """The replica and rank that hold each copy."""
-    return [job.placement.place_of(copy.pipe, copy.stage) for copy in copies]
+    return [job.place_of(copy.pipe, copy.stage) for copy in copies]
 
 
 def by_rank(job: Job, copies: Copies) -> Copies:
     """The copies of a bucket in the order of the ranks that hold them."""
-    return tuple(sorted(copies, key=lambda copy: job.placement.place_of(copy.pipe, copy.stage)))
+    return tuple(sorted(copies, key=lambda copy: job.place_of(copy.pipe, copy.stage)))
 
 
 def groups_of(

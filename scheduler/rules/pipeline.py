@@ -11,13 +11,18 @@
 #   I s.n  as B                                            gradient n to stage s-1
 #   W s.n  I s.n has started                               as B without the gradient
 #
+# Where a team holds the stage, F, and B or I, have a piece more than joints. The first needs what
+# stands above; every other one the slices of the joint before it, from each other member. A piece
+# but the last sends each of them its slices.
+#
 # B where the policy leaves backwards whole, I and W where it splits them. B and W may come in
 # pieces. The parts of a bucket leave with the piece that completes its gradient, all others with
 # the last.
 
 from collections.abc import Iterator
 
-from ..counters import Gate
+from ..counters import Gate, Joints
+from ..job import StageCopy
 from ..message import Meaning, Message, numbered
 from ..policies.policy import View
 from ..stash_places import StashMove
@@ -41,6 +46,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
         admitted=with_room(here),
         in_flight=1,
         held=1,
+        joints=joints_of_forwards(here),
         stash=StashMove.MAKES if here.offloads_stash else None,
     )
     if not here.job.splits:
@@ -52,6 +58,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
             sends=sent_back(here),
             in_flight=-1,
             held=-1,
+            joints=joints_of_backwards(here),
             stash=StashMove.USES_UP if here.offloads_stash else None,
         )
         return
@@ -61,6 +68,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
         level=1,
         sends=sent_back(here),
         in_flight=-1,
+        joints=joints_of_backwards(here),
     )
     yield Row(
         Kind.WEIGHT,
@@ -77,6 +85,24 @@ def pipeline(here: StageHere) -> Iterator[Row]:
 def early_by_policy(task: Task, view: View) -> bool:
     """The policy says that a weight gradient had better wait."""
     return view.policy.is_early(task, view)
+
+
+def joints_of_forwards(here: StageHere) -> Joints | None:
+    """The joints of the stage's forwards; None where there are none."""
+    number = here.job.joints_of(here.stage_copy.stage).forward
+    return Joints(Meaning.SLICE, number, other_members(here)) if number else None
+
+
+def joints_of_backwards(here: StageHere) -> Joints | None:
+    """The joints of the stage's backwards, or input gradients; None where there are none."""
+    number = here.job.joints_of(here.stage_copy.stage).back
+    return Joints(Meaning.SLICE_BACK, number, other_members(here)) if number else None
+
+
+def other_members(here: StageHere) -> tuple[StageCopy, ...]:
+    """The other members that hold this copy of the stage."""
+    pipe, stage = here.stage_copy
+    return tuple(StageCopy(other, stage) for other in here.job.team_of(pipe) if other != pipe)
 
 
 def with_room(here: StageHere) -> Leave:

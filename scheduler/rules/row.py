@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ..bucket import Copies
-from ..counters import Counter, Gate
+from ..counters import Counter, Gate, Joints
 from ..job import Job, StageCopy
 from ..message import Meaning, Message
 from ..policies.policy import View
@@ -153,6 +153,9 @@ class Row:
     in_flight: int = 0  # change of the rank's microbatches in flight when a task starts: -1, 0 or 1
     # change of the rank's microbatches that hold memory when a task starts: -1, 0 or 1
     held: int = 0
+    # joints of the work, where a team holds the stage and exchanges slices in it; None: none.
+    # Its first piece asks the policy and takes its memory, or frees it; the others ask nobody.
+    joints: Joints | None = None
     # what the work does with the stash of its microbatch, where that may leave the device;
     # None: nothing
     stash: StashMove | None = None
@@ -185,7 +188,8 @@ class StageHere:
         """What microbatches keep for their backwards may leave the device."""
         pipe, stage = self.stage_copy
         placement = self.job.placement
-        return self.job.offloads_stash(placement.rank_of(stage, pipe % placement.pipes))
+        whole = pipe // self.job.team
+        return self.job.offloads_stash(placement.rank_of(stage, whole % placement.pipes))
 
     @property
     def back(self) -> Kind:

@@ -68,6 +68,8 @@ class Costs:
         node: number of consecutive ranks on a node, numbered over all replicas; 0: all.
         between_nodes: link from each rank to all ranks of other nodes together: its messages to
             them take turns.
+        exchange: duration of the exchange of slices at a joint, on a member's way to the others of
+            its team.
         bucket: size of a bucket's gradient, and of its weights.
         jitter: sigma of a lognormal factor on the durations of forwards, recomputations and
             backwards, whose median is 1; 0 is none.
@@ -101,6 +103,7 @@ class Costs:
     message: float = 0.0
     node: int = 0
     between_nodes: Edge = _AT_ONCE
+    exchange: float = 0.0
     bucket: float = 0.0
     jitter: float = 0.0
     lengths: float = 0.0

@@ -2,23 +2,29 @@
 
 from collections.abc import Iterable
 
+from ..job import Job
 from ..message import Meaning, Message
-from ..placement import Placement
 
 
-def has_read(placement: Placement, replica: int, number: int) -> tuple[Message, Message]:
-    """The messages for a microbatch that has been read: inputs for the first stage and targets for
-    the last, in the pipe that it goes through."""
-    pipe = replica * placement.pipes + number % placement.pipes
-    return Message(Meaning.ACTIVATION, 0, number, pipe), Message(
-        Meaning.TARGET, placement.stages - 1, number, pipe
-    )
-
-
-def has_ended(placement: Placement, replicas: Iterable[int], number: int) -> list[Message]:
-    """The messages that the data has ended, one to every rank of these replicas."""
+def has_read(job: Job, replica: int, number: int) -> list[Message]:
+    """The messages for a microbatch that has been read: inputs for the first stage, then targets
+    for the last, in the pipe that it goes through; of a team the same for each member."""
     return [
-        Message(Meaning.END, stage, number, replica * placement.pipes + pipe)
+        message
+        for pipe in job.pipes_of(replica, number)
+        for message in (
+            Message(Meaning.ACTIVATION, 0, number, pipe),
+            Message(Meaning.TARGET, job.last_stage, number, pipe),
+        )
+    ]
+
+
+def has_ended(job: Job, replicas: Iterable[int], number: int) -> list[Message]:
+    """The messages that the data has ended, one to every rank of these replicas."""
+    pipes = job.placement.pipes
+    return [
+        Message(Meaning.END, stage, number, (replica * pipes + pipe) * job.team + member)
         for replica in replicas
-        for pipe, stage in placement.stage_copies()
+        for pipe, stage in job.placement.stage_copies()
+        for member in range(job.team)
     ]

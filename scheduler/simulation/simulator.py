@@ -8,7 +8,7 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import exp
 from random import Random
@@ -39,9 +39,8 @@ class _Durations:
 
     def __init__(self, costs: Costs, job: Job, pipe: int) -> None:
         placement = job.placement
-        self._costs = costs
+        self._costs, self._job = costs, job
         self._pipe = pipe
-        replica, of_replica = divmod(pipe, placement.pipes)
         self._streams: dict[tuple[AnyKind, int], Random] = {}
         self._factors: dict[tuple[AnyKind, int], float] = {}
         self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
@@ -59,9 +58,8 @@ class _Durations:
             **costs.others,
         }
         for stage in range(placement.stages):
-            slow = costs.stragglers.get(
-                replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0
-            )
+            replica, place = job.place_of(pipe, stage)
+            slow = costs.stragglers.get(replica * placement.ranks * job.team + place, 1.0)
             forward, back, weight, _ = costs.of_stage(placement, stage)
             self._base[Kind.FORWARD, stage] = slow * forward
             self._base[Kind.RECOMPUTE, stage] = slow * forward * costs.recomputed.get(stage, 1.0)
@@ -93,14 +91,24 @@ class _Durations:
     def _computing(self, task: Task) -> float:
         kind, stage, _, part = task
         if kind is Kind.BACKWARD:
-            parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
-            return parts + self._base[Kind.WEIGHT, stage] * self._factor(Kind.WEIGHT, stage)
-        if kind is Kind.WEIGHT:  # its pieces share what the first has drawn
-            factor = (
-                self._factors[kind, stage] if part and self._varies else self._factor(kind, stage)
-            )
-            return self._base[kind, stage] / self._costs.pieces * factor
+            both = self._drawn(Kind.INPUT, stage, part) + self._drawn(Kind.WEIGHT, stage, part)
+            return both / self.pieces_of(kind, stage)
+        return self._drawn(kind, stage, part) / self.pieces_of(kind, stage)
+
+    def _drawn(self, kind: AnyKind, stage: int, part: int) -> float:
+        """The duration of a whole task; its pieces share what the first has drawn."""
+        if part and self._varies:
+            return self._base[kind, stage] * self._factors[kind, stage]
         return self._base[kind, stage] * self._factor(kind, stage)
+
+    def pieces_of(self, kind: AnyKind, stage: int) -> int:
+        """The number of pieces that a task comes in; they take equally long."""
+        joints = self._job.joints_of(stage)
+        if kind is Kind.FORWARD:
+            return 1 + joints.forward
+        if kind in (Kind.BACKWARD, Kind.INPUT):
+            return 1 + joints.back
+        return self._costs.pieces if kind is Kind.WEIGHT else 1
 
     def usual(self, piece: Task) -> float:
         """The duration of a piece of a weight gradient where nothing varies."""
@@ -125,23 +133,33 @@ class _Durations:
 class _Simulation:
     """The brains, the clock, and the events under way.
 
-    A place is a rank of the job: the ranks of replica 0 come first, then those of replica 1.
+    A place is a rank of the job: the ranks of replica 0 come first, then those of replica 1. The
+    members of a team come one after the other.
     """
 
     def __init__(
         self,
         job: Job,
         costs: Costs,
-        buckets: Mapping[int, Sequence[Copies]],
+        buckets: int | Sequence[int],
         features: Sequence[Feature] | None,
     ) -> None:
         self._placement, self._costs = job.placement, costs
         self._durations = [_Durations(costs, job, pipe) for pipe in range(job.pipes)]
         self.end = None if job.trains else job.microbatches
+        copies = [_copies(job, buckets, member) for member in range(job.team)]
         self.states = [
-            RankState(job, rank, replica=replica, buckets=buckets, features=features)
+            RankState(
+                job,
+                rank,
+                replica=replica,
+                member=member,
+                buckets=copies[member],
+                features=features,
+            )
             for replica in range(job.replicas)
             for rank in range(job.ranks)
+            for member in range(job.team)
         ]
         self.line = Timeline(
             len(self.states),
@@ -158,7 +176,8 @@ class _Simulation:
         self._port_free = [0.0] * len(self.states)
         self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
         self._usual = [partial(self._usual_on, state) for state in self.states]
-        self._lingers = [Linger(costs.linger) for _ in self.states]
+        of_microbatch = costs.of_busiest(job.placement)
+        self._lingers = [Linger(costs.linger, of_microbatch) for _ in self.states]
         self._idle_since: list[tuple[float, str] | None] = [None] * len(self.states)
         self._hands: dict[int, list[Hand]] = {}  # of each step
 
@@ -207,15 +226,18 @@ class _Simulation:
 
     def _read(self) -> None:
         """Readers are never late."""
-        for first in self.states[self._placement.rank_of(0) :: self._placement.ranks]:
+        team = self._job.team
+        a_replica = self._placement.ranks * team
+        for first in self.states[self._placement.rank_of(0) * team :: a_replica]:
             while (number := first.microbatch_to_read()) is not None:
                 ended = number == self.end
-                pipe = first.replica * self._placement.pipes + number % self._placement.pipes
-                self._durations[pipe].numbers[number] = self._microbatch(first.replica, number)
+                index = self._microbatch(first.replica, number)
+                for pipe in self._job.pipes_of(first.replica, number):
+                    self._durations[pipe].numbers[number] = index
                 said = (
-                    has_ended(self._placement, [first.replica], number)
+                    has_ended(self._job, [first.replica], number)
                     if ended
-                    else has_read(self._placement, first.replica, number)
+                    else has_read(self._job, first.replica, number)
                 )
                 for message in said:
                     self.states[self._place_of(message)].deliver(message)
@@ -254,7 +276,8 @@ class _Simulation:
         return self._durations[state.pipe_of[task.stage]].usual(task)
 
     def _has_more(self, task: Task) -> bool:
-        return task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1
+        pieces = self._durations[0].pieces_of(task.kind, task.stage)
+        return task.part < pieces - 1
 
     def _finish(self, place: int, task: Task, now: float) -> set[int]:
         """Finish a task. Returns the places that have heard of it at once."""
@@ -273,6 +296,12 @@ class _Simulation:
     def _arrival(self, source: int, to: int, message: Message, now: float) -> float:
         if source == to:
             return now
+        if message.meaning.load is Load.SLICE:
+            # Slices of one member share its way to the others of its team.
+            way, slices = (source, -2), self._job.team - 1
+            free = max(now, self._edge_free[way]) + self._costs.exchange / slices
+            self._edge_free[way] = free
+            return free
         leaves = self._port_free[source] = max(now, self._port_free[source]) + self._costs.message
         way, (latency, bandwidth) = self._link(source, to)
         if message.meaning.load is Load.WORD or bandwidth == float("inf"):
@@ -295,11 +324,11 @@ class _Simulation:
         if message.meaning.load is Load.PART_OF_SHARD:
             return self._costs.bucket / self._job.pipes
         sender = message.stage - (message.meaning is Meaning.ACTIVATION)
-        return self._costs.of_stage(self._placement, sender).sent
+        return self._costs.of_stage(self._placement, sender).sent / self._job.team
 
     def _place_of(self, message: Message) -> int:
-        replica, rank = self._placement.place_of(message.pipe, message.stage)
-        return replica * self._placement.ranks + rank
+        replica, place = self._job.place_of(message.pipe, message.stage)
+        return replica * self._placement.ranks * self._job.team + place
 
     def _end_pause(self, place: int, now: float) -> None:
         pause, self._idle_since[place] = self._idle_since[place], None
@@ -342,7 +371,7 @@ def simulate(
             f"the costs of stages {unknown} have a share that is recomputed; expected them in the "
             "job's recomputed too"
         )
-    line = _Simulation(job, costs, _copies(job, buckets), features).run(steps, barrier)
+    line = _Simulation(job, costs, buckets, features).run(steps, barrier)
     line.ideal = job.drawn_a_step * steps * costs.of_busiest(job.placement)
     line.title = str(job)
     last = [0.0] * line.ranks
@@ -356,8 +385,8 @@ def simulate(
     return line
 
 
-def _copies(job: Job, buckets: int | Sequence[int]) -> dict[int, list[Copies]]:
-    """The copies of each bucket of a stage, by stage."""
+def _copies(job: Job, buckets: int | Sequence[int], member: int) -> dict[int, list[Copies]]:
+    """The copies of each bucket of a stage, by stage; a team has cut all weights."""
     counts = [buckets] * job.stages if isinstance(buckets, int) else buckets
     if len(counts) != job.stages or min(counts) < 1:
         raise ValueError(
@@ -365,7 +394,9 @@ def _copies(job: Job, buckets: int | Sequence[int]) -> dict[int, list[Copies]]:
             "stage, at least 1"
         )
     return {
-        stage: [copies_by_pipe(stage, bucket, job.pipes) for bucket in range(count)]
+        stage: [
+            copies_by_pipe(stage, bucket, job.pipes, job.team, member) for bucket in range(count)
+        ]
         for stage, count in enumerate(counts)
     }
 

@@ -2,16 +2,17 @@
 properties."""
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from math import ceil
 from random import Random
 
-from axrt.scheduler.bucket import BucketCopy, Copies, copies_by_pipe
+from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
+from axrt.scheduler.numbering import NO_JOINTS, StageJoints
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.planning.residency_planner import plan_residencies
 from axrt.scheduler.policies import Bounds, Nested, Policy, placement_for, policy_by_name
@@ -35,11 +36,11 @@ def read(state: RankState, end: int | None = None) -> list[Message]:
         return []
     if number == end:
         return has_ended(
-            state.placement,
+            state.job,
             range(state.job.replicas) if state.job.trains else (state.replica,),
             number,
         )
-    return list(has_read(state.placement, state.replica, number))
+    return list(has_read(state.job, state.replica, number))
 
 
 class Pipeline:
@@ -66,6 +67,10 @@ class Pipeline:
             weights are in scratch; 0: any.
         brings: weights are in scratch, where there are slots and a room.
         forward_pieces: pieces that each forward comes in.
+        team: members that hold each stage together.
+        joints: joints of each stage's forwards, and of its backwards, where there is a team.
+        fills: other work fills the time at a joint.
+        whole: every member has all weights, and their copies are added up; False: they are cut.
         spare: places on the device for stashes, above the least that a rank can do with; None: for
             all that the policy holds.
     """
@@ -98,6 +103,10 @@ class Pipeline:
         host_slots: int = 0,
         brings: bool = False,
         forward_pieces: int = 1,
+        team: int = 1,
+        joints: StageJoints = NO_JOINTS,
+        fills: bool = True,
+        whole: bool = False,
     ) -> None:
         self.leaves, self._forward_pieces = leaves, forward_pieces
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -111,13 +120,18 @@ class Pipeline:
             recomputed=dict.fromkeys(recomputes, 1),
             votes=clips,
             by_library=by_library,
-            group=group * self.placement.pipes if trains and group < replicas else 0,
+            group=group * self.placement.pipes * team if trains and group < replicas else 0,
             slots=slots if trains else 0,
             host_slots=host_slots if trains else 0,
             held_on_device=(
-                0 if spare is None or not trains else least_places(self.placement.chunks) + spare
+                0
+                if spare is None or not trains
+                else least_places(self.placement.chunks, team) + spare
             ),
             shards=bool(shards and trains and replicas * self.placement.pipes > 1),
+            team=team,
+            joints=dict.fromkeys(range(self.placement.stages), joints) if team > 1 else {},
+            fills=fills,
             trains=trains,
         )
         if self.job.shards and not (self.job.splits or by_library):
@@ -129,20 +143,33 @@ class Pipeline:
             residencies = plan_residencies(self.job, max(room, least))
             self.job = replace(self.job, residencies=residencies, offloads_weights=brings)
         stages, pipes = self.placement.stages, self.job.pipes
-        self.buckets = {
-            stage: copies_on(stage, stages, pipes, buckets, tied) for stage in range(stages)
-        }
+        self.buckets_of = [
+            {
+                stage: copies_on(
+                    stage,
+                    stages,
+                    range(pipes) if whole else range(member, pipes, team),
+                    buckets,
+                    tied,
+                )
+                for stage in range(stages)
+            }
+            for member in range(team)
+        ]
+        self.buckets = self.buckets_of[0]
         self.states = [
             RankState(
                 self.job,
                 rank,
                 replica=replica,
-                buckets=self.buckets,
+                member=member,
+                buckets=self.buckets_of[member],
                 features=features(self.job),
                 first_step=first_step,
             )
             for replica in range(replicas)
             for rank in range(ranks)
+            for member in range(team)
         ]
         for state in self.states:
             for _ in range(steps if trains else 0):
@@ -153,11 +180,12 @@ class Pipeline:
         self.untold: list[list[Task]] = [[] for _ in self.states]
         self.watches = [SlotWatch(self.job, self.buckets, first_step) for _ in self.states]
         self.stashes = [StashWatch(self.job, state.rank) for state in self.states]
+        self._pieces_done: dict[Task, set[int]] = defaultdict(set)  # places that have finished
 
     def place_of(self, message: Message) -> int:
         """Which of the states a message is for."""
         replica, rank = self.states[0].place_of(message)
-        return replica * self.placement.ranks + rank
+        return replica * self.placement.ranks * self.job.team + rank
 
     def end_of(self, state: RankState) -> int | None:
         """Where its reader ends: each replica's somewhere else, of training within one step."""
@@ -170,9 +198,10 @@ class Pipeline:
     def start(self, place: int, task: Task, told_later: bool = False) -> None:
         """Start a task; one that may come in pieces may be told later whether it was one."""
         self.ran[place].append(task)
+        self._check_joint(place, task)
         self.watches[place].started(task)
         self.stashes[place].started(task)
-        if told_later and task.kind.in_pieces:
+        if told_later and task.kind.in_pieces and not self._has_joints(task):
             self.states[place].start(task, None)
             self.untold[place].append(task)
         else:
@@ -186,9 +215,23 @@ class Pipeline:
             self.states[place].tell(task, more, completes)
             self.untold[place].remove(task)
             self._count(place, task, more)
+        self._pieces_done[task].add(place)
         self.watches[place].finished(task)
         self.stashes[place].finished(task, self._piece(task)[0])
         return self.states[place].finish(task)
+
+    def _check_joint(self, place: int, task: Task) -> None:
+        """A piece behind a joint starts when each other member has ended the piece before."""
+        if not (self._has_joints(task) and task.part):
+            return
+        team = self.job.team
+        first = place - place % team
+        others = set(range(first, first + team)) - {place}
+        assert others <= self._pieces_done[task._replace(part=task.part - 1)], task
+
+    def _has_joints(self, task: Task) -> bool:
+        kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT)
+        return bool(self.job.joints) and task.kind in kinds
 
     def _piece(self, task: Task) -> tuple[bool, tuple[int, ...]]:
         more = task.part < self.pieces_of(task) - 1
@@ -199,11 +242,17 @@ class Pipeline:
     def _count(self, place: int, task: Task, more: bool) -> None:
         # Counted here, not asked of the state that is tested.
         forward = task.kind is Kind.FORWARD and task.part == 0
-        back = task.kind is Kind.INPUT or (task.kind is Kind.BACKWARD and not more)
-        last = task.kind in (Kind.BACKWARD, Kind.WEIGHT) and not more
+        # A backward with joints counts with its first piece.
+        at_first = bool(self.job.joints) and self.job.trains
+        counts = task.part == 0 if at_first else not more
+        back = task.kind in (Kind.INPUT, Kind.BACKWARD) and counts
+        last = counts if task.kind is Kind.BACKWARD else task.kind is Kind.WEIGHT and not more
         now = self.now[place] = Bounds(
             self.now[place].in_flight + forward - back, self.now[place].held + forward - last
         )
+        if self.job.joints and not self.untold[place]:
+            state = self.states[place]
+            assert (state.in_flight, state.held) == now, task
         # What starts behind work that may be whole runs when that has ended.
         untold = self.untold[place]
         backs = sum(task.kind is Kind.BACKWARD for task in untold)
@@ -214,7 +263,12 @@ class Pipeline:
 
     def pieces_of(self, task: Task) -> int:
         """Three of a weight gradient; one a bucket of a whole backward after which they leave; as
-        many of a forward as were asked for."""
+        many of a forward as were asked for; where there are joints one more than these."""
+        joints = self.job.joints_of(task.stage)
+        if self.job.joints and task.kind is Kind.FORWARD:
+            return 1 + joints.forward
+        if self.job.joints and task.kind in (Kind.BACKWARD, Kind.INPUT):
+            return 1 + joints.back * self.job.trains
         if task.kind is Kind.FORWARD:
             return self._forward_pieces
         if task.kind is Kind.BACKWARD and self.leaves and self.job.ends_a_run(task.microbatch):
@@ -442,19 +496,20 @@ class StashWatch:
             self.on_device.remove(which)
 
 
-def copies_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> list[Copies]:
+def copies_on(
+    stage: int, stages: int, pipes: Sequence[int], buckets: int, tied: bool
+) -> list[Copies]:
     """The buckets of a stage: those that are its own, and those of a layer tied from the first to
     the last stage."""
     both = {0: [buckets], stages - 1: [buckets]} if stages > 1 else {0: [buckets, buckets + 1]}
     copies = tuple(
         BucketCopy(pipe, stage, bucket)
-        for pipe in range(pipes)
+        for pipe in pipes
         for stage in both
         for bucket in both[stage]
     )
-    return [copies_by_pipe(stage, bucket, pipes) for bucket in range(buckets)] + [copies] * (
-        len(both.get(stage, ())) if tied else 0
-    )
+    own = [tuple(BucketCopy(pipe, stage, of) for pipe in pipes) for of in range(buckets)]
+    return own + [copies] * (len(both.get(stage, ())) if tied else 0)
 
 
 def run_in_random_order(pipeline: Pipeline, seed: int) -> None:

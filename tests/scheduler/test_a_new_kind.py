@@ -87,7 +87,7 @@ def test_a_pause_runs_beside_the_work_of_another_bucket() -> None:
 
 
 def _through_a_microbatch(state: RankState) -> None:
-    for message in has_read(state.placement, 0, 0):
+    for message in has_read(state.job, 0, 0):
         state.deliver(message)
     while (task := state.pick()) is not None:
         state.start(task)

@@ -42,7 +42,7 @@ def state_of(slots: int, buckets: int = 2, clips: bool = False) -> RankState:
 
 
 def microbatch(state: RankState, number: int) -> None:
-    for message in has_read(state.placement, 0, number):
+    for message in has_read(state.job, 0, number):
         state.deliver(message)
     run(state, COMPUTE, f"F0.{number}")
     run(state, COMPUTE, f"B0.{number}")

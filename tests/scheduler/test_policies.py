@@ -174,11 +174,11 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
                 *[(Kind.WEIGHT, piece) for piece in range(PIECES)],
             ]
         for stage, pipe in state.pipe_of.items():
-            voters = state.job.pipes_a_group if state.job.shards else 1
+            voters = state.job.pipes_a_group if state.job.shards else state.job.team
             votes = state.job.votes and pipe < voters
             pipes = state.placement.pipes
             kinds = every + [(Kind.RECOMPUTE, 0)] * (Kind.RECOMPUTE in state._counters[stage].needs)
-            numbers = range(pipe % pipes, steps * state.microbatches, pipes)
+            numbers = range(pipe // state.job.team % pipes, steps * state.microbatches, pipes)
             of_step = {(Kind.NORM, 0)} if votes else set()
             of_step |= {(Kind.VOTE, 0)} if votes and stage == pipe == 0 else set()
             for bucket, copies in enumerate(pipeline.buckets[stage]):
@@ -196,7 +196,7 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             everything |= gathers_of(state.job, stage, len(pipeline.buckets[stage]), steps)
             every_task = {Task(kind, stage, n, part) for kind, part in kinds for n in numbers}
             for task in list(every_task):
-                if task.kind in (Kind.FORWARD, Kind.BACKWARD):
+                if task.kind in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT):
                     pieces = range(pipeline.pieces_of(task))
                     every_task |= {task._replace(part=piece) for piece in pieces}
             everything |= every_task

@@ -31,7 +31,7 @@ def first_of(ranks: int, held_on_device: int) -> RankState:
 
 
 def forward(state: RankState, number: int) -> None:
-    for message in has_read(state.placement, 0, number):
+    for message in has_read(state.job, 0, number):
         if state.is_here(message):
             state.deliver(message)
     run(state, COMPUTE, f"F0.{number}")
@@ -63,11 +63,11 @@ def test_a_stash_without_a_lasting_room_goes_down_and_comes_back() -> None:
 def test_a_forward_waits_for_what_goes_down() -> None:
     state = first_of(ranks=5, held_on_device=3)
     forward(state, 0)
-    for message in has_read(state.placement, 0, 1):
+    for message in has_read(state.job, 0, 1):
         if state.is_here(message):
             state.deliver(message)
     assert state.pick(COMPUTE) is None
-    with pytest.raises(IllegalMove, match=r"F0.1 cannot start: no room on the device is free"):
+    with pytest.raises(IllegalMove, match=r"F0.1 cannot start: the device has no place"):
         state.start(Task.parse("F0.1"))
     run(state, OUT, "offload0.0")
     assert str(state.pick(COMPUTE)) == "F0.1"
@@ -93,7 +93,7 @@ def test_a_second_stash_comes_back_when_the_backward_before_it_has_ended() -> No
         run(state, OUT, f"offload0.{number}")
     run(state, IN, "reload0.0")
     assert state.pick(IN) is None
-    with pytest.raises(IllegalMove, match=r"reload0.1 cannot start: no room on the device"):
+    with pytest.raises(IllegalMove, match=r"reload0.1 cannot start: the device has no place"):
         state.start(Task.parse("reload0.1"))
     state.deliver(Message(Meaning.GRADIENT, 0, 0, 0))
     run(state, COMPUTE, "B0.0")

@@ -247,7 +247,7 @@ def test_the_gradient_of_one_run_more_is_on_its_way_and_no_third_begins() -> Non
 
     def reads() -> None:
         while (number := state.microbatch_to_read()) is not None:
-            for message in has_read(state.placement, 0, number):
+            for message in has_read(state.job, 0, number):
                 state.deliver(message)
 
     reads()
@@ -268,7 +268,7 @@ def test_groups_add_up_among_themselves_and_then_across() -> None:
     job = Job(Linear(1), policy_by_name("1f1b"), 1, replicas=4, group=2)
     state = RankState(job, 0, replica=2)
     state.ask_step()
-    for message in has_read(state.placement, 2, 0):
+    for message in has_read(state.job, 2, 0):
         state.deliver(message)
 
     def sent(task: str) -> list[str]:

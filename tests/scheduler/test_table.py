@@ -59,7 +59,7 @@ def test_a_row_has_a_turn_or_a_level_that_the_policy_orders_within() -> None:
 def test_what_a_policy_notes_is_forgotten_when_a_task_starts() -> None:
     state = RankState(job(), 0)
     state.ask_step()
-    for message in has_read(state.placement, 0, 0):
+    for message in has_read(state.job, 0, 0):
         if state.is_here(message):
             state.deliver(message)
     state.memo["room"] = 1
@@ -79,7 +79,7 @@ def run_to_the_end(state: RankState) -> list[str]:
 
 def reads(state: RankState) -> None:
     while (number := state.microbatch_to_read()) is not None:
-        for message in has_read(state.placement, 0, number):
+        for message in has_read(state.job, 0, number):
             state.deliver(message)
         run_to_the_end(state)
 
@@ -105,7 +105,7 @@ def test_work_of_once_a_step_waits_until_it_is_admitted() -> None:
 def test_a_bucket_that_is_not_there_cannot_be_complete() -> None:
     state = state_with()
     state.ask_step()
-    for message in has_read(state.placement, 0, 0):
+    for message in has_read(state.job, 0, 0):
         state.deliver(message)
     forward = Task(Kind.FORWARD, 0, 0)
     with pytest.raises(IllegalMove, match=r"F0.0 cannot complete buckets \[3\]; the stage has 1"):
