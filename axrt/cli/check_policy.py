@@ -43,7 +43,7 @@ class _Case(NamedTuple):
         return (
             f"axrt simulate --policy {policy} --ranks {self.ranks} --microbatches "
             f"{self.microbatches} --placement {self.placement}{chunks} --steps {TRIED_STEPS} "
-            f"--jitter {self.costs.jitter:g}{latency} --seed {self.seed}"
+            f"--jitter {self.costs.jitter:g}{latency} world.seed={self.seed}"
         )
 
 

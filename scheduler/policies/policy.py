@@ -67,6 +67,22 @@ now."""
 # end, and backwards for stashes that come back. `rules/stash.py` argues that neither keeps back
 # what the above says of policies.
 #
+# *Teams.* Where members hold a stage together, each has counts of its own, and may choose otherwise
+# than the others. A task has pieces there. The first is asked about as above, and counts what is
+# held; every other one needs the slices of all members of the piece before, and asks nobody. Of a
+# kind and stage one task is open at a time, in order.
+#
+# * What the above shows to be admitted on a rank is so on each member: it argues with what that
+#   rank has started, and no member has started a newer forward of a stage before an older one. So
+#   say that the oldest task is admitted everywhere, and has begun on all members. Take the first of
+#   its pieces that some member has not run: all members have run the one before, so its slices are
+#   here, and nobody refuses it.
+# * Nested caps: of all forwards that lack room, on any member, take one of the deepest stage s, and
+#   of these the oldest. Followed down its pipe, the microbatch in flight stops where some member
+#   lacks room for it: on a deeper stage, or on s itself, where it is older. Contradiction.
+# * An order: of the due tasks of all members take the first. No other member's due task comes
+#   before it, so each has begun it, or is due to.
+#
 # *Recomputation* adds a task between a forward and its backward that no policy is asked about. It
 # is refused only while others of its stage are recomputed and wait, and the first of those wants
 # nothing but its gradient, as a backward does that follows its forward.

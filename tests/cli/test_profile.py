@@ -176,7 +176,7 @@ def test_a_table_of_several_sizes_is_simulated_for_one(costs: Path) -> None:
     asked += ["--policy", "zb-h1", "--jitter", "0"]
     table = CostTable.read(costs)
     for samples in (1, 3):
-        done = CliRunner().invoke(main, [*asked, "--samples", str(samples)])
+        done = CliRunner().invoke(main, [*asked, f"world.samples={samples}"])
         told = json.loads(done.output)
         first, middle, end = told["cuts"]
         assert (first, end) == (0, 6)
@@ -184,7 +184,7 @@ def test_a_table_of_several_sizes_is_simulated_for_one(costs: Path) -> None:
         kept = [sum(of.stash_bytes for of in part) for part in (layers[:middle], layers[middle:])]
         held = [chunks * of / 2**20 for chunks, of in zip(told["held"], kept, strict=True)]
         assert told["held_mib"] == pytest.approx(held)
-    refused = CliRunner().invoke(main, [*asked, "--samples", "2"])
+    refused = CliRunner().invoke(main, [*asked, "world.samples=2"])
     assert refused.exit_code == 2
     assert "microbatches of 1, 3 samples; expected one of them" in refused.output
 

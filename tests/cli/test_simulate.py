@@ -66,7 +66,9 @@ def test_the_line_below_a_table_says_what_messages_take_and_what_varies() -> Non
     told = simulate(*small, *keys, "--jitter", "0.3").output
     assert "no time" not in told
     assert "world.transfer 0.5, world.message_cost 0.2 (" in told
-    assert "durations vary by --jitter 0.3, world.stragglers 1,1,2,1, drawn once (--seed)" in told
+    assert (
+        "durations vary by --jitter 0.3, world.stragglers 1,1,2,1, drawn once (world.seed)" in told
+    )
 
 
 def test_waiting_a_moment_can_be_left_out() -> None:
@@ -331,7 +333,9 @@ def test_costs_jitter_stragglers_and_seeds_count() -> None:
 
     assert makespan("--costs", "2,2,2") == 2 * makespan()
     assert makespan("world.stragglers=1,3") > 2 * makespan()
-    assert makespan("--jitter", "0.5", "--seed", "1") != makespan("--jitter", "0.5", "--seed", "2")
+    assert makespan("--jitter", "0.5", "world.seed=1") != makespan(
+        "--jitter", "0.5", "world.seed=2"
+    )
     assert makespan("world.hiccups=1,2") == 2 * makespan()
     assert makespan("--steps", "3") > makespan("--steps", "2") > makespan()
     assert makespan("world.task_cost=1") == makespan() + (4 + 1) * 2
@@ -776,15 +780,21 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_policies_of_ones_own_are_compared_with_the_others(own: str) -> None:
     found = {
         one["policy"]: one
-        for one in json.loads(simulate("--policy", "all", "--also", own, *SMALL, "--json").output)
+        for one in json.loads(
+            simulate("--policy", "all", f"world.also={own}", *SMALL, "--json").output
+        )
     }
     assert found["mine"]["makespan"] == found["1f1b"]["makespan"] == 33
-    searched = json.loads(simulate("--search", "--also", own, *SMALL, "--json").output)["found"]
+    searched = json.loads(simulate("--search", f"world.also={own}", *SMALL, "--json").output)[
+        "found"
+    ]
     assert own in {one["policy"] for one in searched}
     for wrong, text in (("1f1b", "expected 'package.module:Class'"), ("none:X", "No module named")):
-        result = simulate("--policy", "all", "--also", wrong, *SMALL)
+        result = simulate("--policy", "all", f"world.also={wrong}", *SMALL)
         assert (result.exit_code, text in result.output) == (2, True)
-    assert "expected --policy all" in simulate("--policy", "1f1b", "--also", own, *SMALL).output
+    assert (
+        "expected --policy all" in simulate("--policy", "1f1b", f"world.also={own}", *SMALL).output
+    )
 
 
 def test_figures_as_csv_are_those_of_json() -> None:
@@ -853,7 +863,10 @@ def test_a_plan_is_made_for_the_costs_and_can_be_followed(tmp_path: Path) -> Non
     assert "--memory 0.1: a rank holds a microbatch of its layers at least" in less
     capped = simulate("--plan", *SMALL, "--max-held", "6").output
     assert "--plan takes no --max-held; expected --memory" in capped
-    assert "--samples is of a file of costs" in simulate("--plan", *SMALL, "--samples", "1").output
+    assert (
+        "world.samples is of a file of costs"
+        in simulate("--plan", *SMALL, "world.samples=1").output
+    )
     assert "--search and --plan do not go" in simulate("--plan", "--search", *SMALL).output
     stages = ("--stage-costs", "1,1,1/1,1,1/1,1,1/2,2,2")
     assert "expected --placement linear" in simulate("--plan", *SMALL, *stages).output

@@ -19,7 +19,11 @@ def check(options: dict[str, Any]) -> None:
     """Refuse options and keys that do not go together."""
     _check_ranks(options)
     if options["samples"] and not isinstance(options["costs"], CostTable):
-        refuse("--samples is of a file of costs; expected --costs FILE.json with it")
+        refuse("world.samples is of a file of costs; expected --costs FILE.json with it")
+    if options["joints"] and options["tensor"] == 1:
+        refuse("--joints are between members of a team; expected --tensor 2 or more with it")
+    if options["exchange"] and not options["joints"]:
+        refuse("--exchange is what slices take at a joint; expected --joints with it")
     numbers = () if isinstance(options["costs"], CostTable) else options["costs"]
     if numbers and not sum(map(sum, options["stage_costs"] or [numbers])):
         refuse("--costs are all 0; expected something to do")
@@ -46,7 +50,7 @@ def check(options: dict[str, Any]) -> None:
 
 
 def _check_ranks(options: dict[str, Any]) -> None:
-    ranks = options["ranks"] * options["replicas"]
+    ranks = options["ranks"] * options["replicas"] * options["tensor"]
     if options["stragglers"] and len(options["stragglers"]) != ranks:
         refuse(
             f"world.stragglers has {plural(len(options['stragglers']), 'factor')}; expected one "

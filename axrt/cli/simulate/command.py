@@ -18,14 +18,15 @@ from ..overrides import with_overrides
 from .checks import KEYS, check, check_picture, given, refuse, refuse_besides
 from .measured_costs import CostsOrFile
 from .modes import show_found, show_plan, show_policies, show_run
-from .option_types import Numbers, OwnPolicy, PolicyName, StageCosts
+from .option_types import Numbers, PolicyName, StageCosts
 from .world import World, instead_of
 
 # Options that a search takes: they say how long things take, and nothing of the schedule.
 _COSTS = (
-    *("--ranks", "--microbatches", "--memory", "--also", "--json", "--csv", "--costs", "--samples"),
+    *("--ranks", "--microbatches", "--memory", "--json", "--csv", "--costs", "--tensor"),
+    *("--joints", "--exchange"),
     *("--stage-costs", "--latency", "--replicas", "--zero", "--jitter", "--recompute", "--steps"),
-    *("--seed", "--world", KEYS),
+    *("--world", KEYS),
 )
 
 
@@ -51,12 +52,6 @@ class _Simulate(click.Command):
     "--policy",
     type=PolicyName([*NAMES, FIXED, "all"]),
     help="the rule, or one of your own; all: a table of those that fit",
-)
-@click.option(
-    "--also",
-    multiple=True,
-    type=OwnPolicy(),
-    help="with all or --search: a policy of your own, too, and again",
 )
 @click.option("--ranks", type=click.IntRange(1), help="of a pipeline")
 @click.option("--microbatches", type=click.IntRange(1), help="per step")
@@ -106,12 +101,6 @@ class _Simulate(click.Command):
     "profile: its layers, in seconds",
 )
 @click.option(
-    "--samples",
-    default=None,
-    type=click.IntRange(1),
-    help="in a microbatch, where a file of --costs has several",
-)
-@click.option(
     "--stage-costs", type=StageCosts(), help="the same for each stage, in place of --costs"
 )
 @click.option("--latency", default=0.0, type=click.FloatRange(0), help="of a message between ranks")
@@ -123,6 +112,25 @@ class _Simulate(click.Command):
 )
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline"
+)
+@click.option(
+    "--tensor",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="members that hold each stage together; costs are those of a member",
+)
+@click.option(
+    "--joints",
+    default=0,
+    type=click.IntRange(0),
+    help="with --tensor: joints in each forward, and in each backward, of a stage",
+)
+@click.option(
+    "--exchange",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="with --joints: time that the slices of a joint take",
 )
 @click.option(
     "--zero",
@@ -139,7 +147,6 @@ class _Simulate(click.Command):
 @click.option(
     "--steps", default=1, show_default=True, type=click.IntRange(1), help="one after the other"
 )
-@click.option("--seed", default=0, type=int, help="of what varies")
 @click.option(
     "--world",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -204,7 +211,8 @@ def simulate_command(
         refuse("--costs and --stage-costs both say what stages take; expected one of them")
     if options["also"] and not (searches or policy == "all"):
         refuse(
-            "--also adds policies to those that are compared; expected --policy all, or --search"
+            "world.also adds policies to those that are compared; expected --policy all, or "
+            "--search"
         )
     if searches:
         refuse_besides("--search", _COSTS, context)

@@ -85,7 +85,7 @@ def samples_of(table: CostTable, options: dict[str, Any]) -> int:
     if samples not in table.layers:
         sizes = ", ".join(map(str, sorted(table.layers)))
         raise ValueError(
-            f"--samples {samples}: the table has costs of microbatches of {sizes} samples; "
+            f"world.samples = {samples}: the table has costs of microbatches of {sizes} samples; "
             "expected one of them"
         )
     return samples

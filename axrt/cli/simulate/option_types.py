@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from axrt.scheduler.policies import is_own, policy_by_name
+from axrt.scheduler.policies import is_own
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -33,21 +33,6 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
                 ctx,
             )
         return numbers
-
-
-class OwnPolicy(click.ParamType):  # type: ignore[type-arg]
-    """The module and class of a policy of the user's own, which can be made."""
-
-    name = "MODULE:CLASS"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            if not is_own(value):
-                raise ValueError(f"{value!r}; expected 'package.module:Class'")
-            policy_by_name(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return value
 
 
 class StageCosts(click.ParamType):  # type: ignore[type-arg]

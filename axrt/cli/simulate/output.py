@@ -83,7 +83,7 @@ def _varied(options: dict[str, Any]) -> str:
         parts.append(f"world.hiccups {_listed(options['hiccups'])}")
     if options["stragglers"]:
         parts.append(f"world.stragglers {_listed(options['stragglers'])}")
-    return f"; durations vary by {', '.join(parts)}, drawn once (--seed)" if parts else ""
+    return f"; durations vary by {', '.join(parts)}, drawn once (world.seed)" if parts else ""
 
 
 def _listed(value: float | Sequence[float]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from axrt.scheduler.job import Job
 from axrt.scheduler.lacks import CAUSES
+from axrt.scheduler.numbering import StageJoints
 from axrt.scheduler.planning.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.plural import plural
@@ -79,6 +80,7 @@ def _of_options(job: Job, options: dict[str, Any], edge: Edge) -> Costs:
         recomputed=_recomputed(job, options),
         pieces=options["pieces"] or Costs().pieces,
         linger=options["linger"],
+        exchange=options["exchange"],
         seed=options["seed"],
     )
 
@@ -111,6 +113,9 @@ def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
             slots=options["slots"],
             host_slots=options["host_slots"],
             held_on_device=options["offload_activations"],
+            team=options["tensor"],
+            joints=_joints(job, options),
+            fills=options["fill"],
         )
         if options["share"]:
             job = with_sharing(job)
@@ -127,6 +132,11 @@ def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
         barrier=options["barrier"],
         buckets=options["buckets"],
     )
+
+
+def _joints(job: Job, options: dict[str, Any]) -> dict[int, StageJoints]:
+    joints = StageJoints(options["joints"], options["joints"])
+    return dict.fromkeys(range(job.stages), joints) if options["joints"] else {}
 
 
 def figures_of(job: Job, line: Timeline, options: dict[str, Any]) -> dict[str, Any]:

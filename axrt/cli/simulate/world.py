@@ -9,6 +9,7 @@ from typing import Any
 from axrt.config.reading import apply, built, parse_file, unknown
 from axrt.config.section import Mistakes, Section, key
 from axrt.scheduler.linger import LINGER
+from axrt.scheduler.policies import is_own, policy_by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,18 @@ class World(Section):
     clip: bool = key(
         False, "steps wait for the norm of all gradients, as for clipping and a loss scale"
     )
+    fill: bool = key(
+        True,
+        "as schedule.fill: other work runs while a task waits for slices at a joint of --joints; "
+        "false = the rank waits",
+    )
+    also: tuple[str, ...] = key(
+        (), "with --policy all or --search: policies of your own, 'package.module:Class'"
+    )
+    samples: int = key(
+        0, "in a microbatch, where a file of --costs has several; 0 = the fewest", least=0
+    )
+    seed: int = key(0, "of what varies", least=0)
     held_mib: float = key(0.0, "MiB that a microbatch holds on a rank; a chunk holds 1/v", least=0)
 
     @classmethod
@@ -152,6 +165,13 @@ class World(Section):
                 f"world.node = {list(self.node)}; expected at least one rank and a factor above 0"
             )
         yield from self._of_offload()
+        for name in self.also:
+            try:
+                if not is_own(name):
+                    raise ValueError(f"{name!r}; expected 'package.module:Class'")
+                policy_by_name(name)
+            except ValueError as error:
+                yield f"world.also: {error}"
 
     def _of_offload(self) -> Iterator[str]:
         if any(self.copy_costs) and not (self.slots or self.host_slots):
@@ -208,4 +228,4 @@ def _list_of(value: Any) -> Any:
     try:
         return [float(word) for word in value.split(",")]
     except ValueError:
-        return value
+        return value.split(",")
