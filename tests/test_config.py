@@ -1,9 +1,12 @@
 """What a configuration takes, and how it refuses."""
 
+import re
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from axrt import Config, ConfigError
 from axrt.checkpoint.folder import folder_at
@@ -232,6 +235,46 @@ def test_consecutive_ranks_are_one_pipeline_or_the_replicas_of_a_stage(
     for rank in range(6):
         other = Mesh(rank, 3, 2, order)
         assert mesh.rank_of(other.data_rank, other.pipe_rank) == rank
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from(["pipe", "data"]),
+)
+def test_a_mesh_is_a_bijection_and_a_team_stands_together(
+    pipe: int, data: int, tensor: int, order: str
+) -> None:
+    size = pipe * data * tensor
+    seen = set()
+    for rank in range(size):
+        mesh = Mesh.of(rank, size, pipe, data, order, tensor)
+        where = mesh.data_rank, mesh.pipe_rank, mesh.member
+        assert all(0 <= of < most for of, most in zip(where, (data, pipe, tensor), strict=True))
+        seen.add(where)
+        assert mesh.rank_of(mesh.data_rank, mesh.place) == rank
+        assert rank - mesh.member == mesh.rank_of(mesh.data_rank, mesh.pipe_rank * tensor)
+    assert len(seen) == size
+    assert {Mesh(0, pipe, data, order, tensor).row_of(rank) for rank in range(size)} == set(
+        range(size)
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "pipe", "data", "tensor", "said"),
+    [
+        (6, 0, 1, 4, "= any x 1 x 4. Start 4 ranks, or set parallel.tensor = 1, parallel.data"),
+        (8, 3, 1, 2, "= 3 x 1 x 2. Start 6 ranks, or set parallel.pipe = 0 to take"),
+        (8, 0, 3, 2, "= any x 3 x 2. Start 6 ranks, or set parallel.data = 1 and parallel.pipe"),
+        (12, 3, 1, 2, "to take what there is, or parallel.data = 2"),
+    ],
+)
+def test_ranks_that_no_team_fits_are_refused_with_what_would(
+    size: int, pipe: int, data: int, tensor: int, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Mesh.of(0, size, pipe, data, "pipe", tensor)
 
 
 def test_a_key_that_was_renamed_is_refused_with_its_new_name() -> None:
