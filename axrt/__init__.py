@@ -23,7 +23,16 @@ if TYPE_CHECKING:
         ScratchError,
     )
     from axrt.generation.loading import load
-    from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, defer_weight_gradient, seed_of
+    from axrt.model import (
+        Gathered,
+        InPieces,
+        LayerSpec,
+        PipelineModule,
+        Sum,
+        TiedLayerSpec,
+        defer_weight_gradient,
+        seed_of,
+    )
     from axrt.results import EvalResult, StepResult
 
 __all__ = [
@@ -34,6 +43,8 @@ __all__ = [
     "DataError",
     "Engine",
     "EvalResult",
+    "Gathered",
+    "InPieces",
     "LaunchError",
     "LayerSpec",
     "ModelError",
@@ -44,6 +55,7 @@ __all__ = [
     "SaveError",
     "ScratchError",
     "StepResult",
+    "Sum",
     "TiedLayerSpec",
     "defer_weight_gradient",
     "initialize",

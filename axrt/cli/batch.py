@@ -18,6 +18,7 @@ from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import is_own
 
 from .overrides import with_overrides
+from .refusal import check_one_member
 
 _OPTIONS = (
     click.argument("file", type=click.Path(exists=True, dir_okay=False)),
@@ -108,6 +109,7 @@ def _order(options: dict[str, Any]) -> Order:
         raise ConfigError("checkpoint.resume is set by the script; go back by hand, once")
     seconds_of(options["time"])
     config = Config.read(options["file"], overrides)
+    check_one_member(config)
     gpus = options["gpus_per_node"]
     ranks = options["ranks_per_node"] or gpus or 1
     _check_ranks(config, options["nodes"] * ranks)

@@ -10,6 +10,7 @@ import click
 from axrt.scheduler.plural import plural
 
 from .overrides import with_overrides
+from .refusal import check_one_member
 
 if TYPE_CHECKING:  # --help needs no torch
     from axrt.ledger.advice import Advice
@@ -46,6 +47,7 @@ def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bo
     gc.disable()  # a quarter of the time would go there, and the process ends soon
     try:
         config = Config.read(file, overrides)
+        check_one_member(config)
         size = ranks or max(1, config.parallel.pipe) * config.parallel.data
         predictor = Predictor(
             model_of(config), optimizer_factory(config.optimizer), sample_of(config)

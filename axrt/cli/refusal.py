@@ -3,11 +3,15 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
-from axrt.errors import AxrtError
+from axrt.errors import AxrtError, ConfigError
 from axrt.exit_codes import Exit, exit_code_of
+
+if TYPE_CHECKING:
+    from axrt.config import Config
 
 
 @contextmanager
@@ -21,3 +25,17 @@ def errors_as_lines() -> Iterator[None]:
     except AxrtError as error:
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error))
+
+
+def check_one_member(config: "Config") -> None:
+    """Check that a rank holds its stages alone, as commands take them so far.
+
+    Raises:
+        ConfigError: members of a team do.
+    """
+    tensor = config.parallel.tensor
+    if tensor > 1:
+        raise ConfigError(
+            f"parallel.tensor = {tensor}: only axrt.initialize and train_batch take it yet, and "
+            "axrt simulate --tensor; expected parallel.tensor = 1"
+        )

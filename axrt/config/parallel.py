@@ -11,6 +11,11 @@ class Parallel(Section):
 
     pipe: int = key(0, "ranks a pipeline; 0 = all ranks", least=0)
     data: int = key(1, "replicas of the pipeline, each with its part of the data", least=1)
+    tensor: int = key(
+        1,
+        "members that hold each stage together (tensor parallelism); consecutive ranks are a team",
+        least=1,
+    )
     collectives: str = key(
         "parts",
         "what adds gradients of replicas up: 'parts' = messages, in one order of summation; "

@@ -101,6 +101,42 @@ def _of_sharing(config: "Config") -> Iterator[str]:
         )
 
 
+def _of_teams(config: "Config") -> Iterator[str]:
+    """What is not there yet where a stage has several members."""
+    tensor = config.parallel.tensor
+    if tensor == 1:
+        return
+    memory, run, checkpoint = config.memory, config.run, config.checkpoint
+    rows: list[tuple[str, object, object]] = [
+        ("memory.zero", memory.zero, 0),
+        ("memory.offload", memory.offload, "none"),
+        ("memory.offload_activations", memory.offload_activations, 0),
+        ("memory.recompute", memory.recompute, "none"),
+        ("memory.device_gb", memory.device_gb, 0.0),
+        ("schedule.share", config.schedule.share, False),
+        ("schedule.costs", config.schedule.costs, ""),
+        ("parallel.collectives", config.parallel.collectives, "parts"),
+        ("parallel.activations", config.parallel.activations, "mpi"),
+        ("parallel.group", config.parallel.group, 0),
+        ("run.compile", run.compile, ""),
+        ("run.survive", run.survive, False),
+        ("checkpoint.every", checkpoint.every, 0),
+        ("checkpoint.memory_every", checkpoint.memory_every, 0),
+        ("checkpoint.resume", checkpoint.resume, ""),
+    ]
+    for name, found, expected in rows:
+        if found != expected:
+            yield (
+                f"{name} = {found!r} with parallel.tensor = {tensor}, which does not take it yet; "
+                f"expected {name} = {expected!r}, or parallel.tensor = 1"
+            )
+    if config.schedule.policy == "auto":
+        yield (
+            f"schedule.policy = 'auto' with parallel.tensor = {tensor}, whose layers are not "
+            "measured yet; expected the name of a policy, or ''"
+        )
+
+
 def of_sections(config: "Config") -> Iterator[str]:
     """The mistakes of values that do not go together, over all sections."""
     model, schedule, data = config.model, config.schedule, config.parallel.data
@@ -115,6 +151,7 @@ def of_sections(config: "Config") -> Iterator[str]:
     yield from _of_data(config.data)
     yield from _of_groups(config.parallel)
     yield from _of_sharing(config)
+    yield from _of_teams(config)
     yield from _of_shards(config.memory, config.run, config.parallel.collectives)
     if len(config.optimizer.betas) != 2:
         yield (

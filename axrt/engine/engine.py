@@ -10,7 +10,7 @@ from axrt.checkpoint.in_memory import JobMemory
 from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.partners import host_name
 from axrt.config import Config
-from axrt.errors import DataError, EmptyEvaluationError, ModelError
+from axrt.errors import ConfigError, DataError, EmptyEvaluationError, ModelError
 from axrt.model.compiler import Compiler
 from axrt.model.elsewhere import ModulesElsewhere
 from axrt.observe.observer import Observer
@@ -188,6 +188,7 @@ class Engine(EngineInfo):
         Raises:
             DataError: no replica has a microbatch; raised on every rank. The engine goes on.
         """
+        self._check_alone("eval_batch")
         with self._guard.working():
             self._weights.publish()
             result = self._trainer.evaluate(batches, outputs)
@@ -286,6 +287,7 @@ class Engine(EngineInfo):
             DataError: the optimizer or a module has state that is neither a tensor nor a plain
                 value. The job ends.
         """
+        self._check_alone("save_checkpoint")
         path = Path(path)
         with self._guard.agreeing():
             self._trainer.settle()
@@ -322,6 +324,7 @@ class Engine(EngineInfo):
             ConfigError: all ranks are on one host, or `extra` is not JSON; raised on every rank.
             SaveError: memory cannot be written to.
         """
+        self._check_alone("keep_in_memory")
         with self._guard.agreeing():
             self._trainer.settle()
             self._weights.publish()
@@ -353,6 +356,7 @@ class Engine(EngineInfo):
                 damaged (a `DamagedError`); raised on every rank. Nothing is changed.
             AxrtError: a file has changed while it was loaded. The job ends.
         """
+        self._check_alone("load_checkpoint")
         path = Path(path)
         with self._guard.agreeing():
             self._trainer.settle()
@@ -435,6 +439,14 @@ class Engine(EngineInfo):
         self._guard.closed = True
         self._world.not_at_exit(self.close)
         self._world.fail(error)
+
+    def _check_alone(self, what: str) -> None:
+        """Refuse what does not know the members of a team yet; the engine goes on."""
+        if self.config.parallel.tensor > 1:
+            raise ConfigError(
+                f"{what} with parallel.tensor = {self.config.parallel.tensor}, which it does not "
+                "take yet; expected parallel.tensor = 1"
+            )
 
     def _position(self, extra: Mapping[str, Any] | None) -> Position:
         return Position(self.step, self.samples, extra or {})

@@ -16,6 +16,7 @@ from axrt.model.preflight import (
     check_use,
     refuse_in_a_worker,
 )
+from axrt.model.tensor_cuts import check_cuts
 from axrt.observe.observer import Observer
 from axrt.planning.schedule import digest_of_order
 from axrt.store.bucket_settings import LrSchedule, OptimizerFactory, constant
@@ -83,6 +84,7 @@ def initialize(
     factory = optimizer or optimizer_factory(settings.optimizer)
     usual = constant if optimizer else named_schedule(settings.optimizer, run.steps)
     try:
+        check_cuts(model, settings.parallel.tensor)
         recipe = Recipe(model, factory, lr_schedule or usual, sample)
         _check_alike(world, settings, recipe)
         return Engine(recipe, settings, world, transport, observers)

@@ -2,8 +2,19 @@
 stages."""
 
 from .deferral import defer_weight_gradient
+from .in_pieces import InPieces
+from .joints import Gathered, Sum
 from .layers import LayerSpec, TiedLayerSpec
 from .module import PipelineModule
 from .seeds import seed_of
 
-__all__ = ["LayerSpec", "PipelineModule", "TiedLayerSpec", "defer_weight_gradient", "seed_of"]
+__all__ = [
+    "Gathered",
+    "InPieces",
+    "LayerSpec",
+    "PipelineModule",
+    "Sum",
+    "TiedLayerSpec",
+    "defer_weight_gradient",
+    "seed_of",
+]

@@ -132,8 +132,9 @@ class Deferral:
 
     @contextmanager
     def collecting(self, number: int) -> Iterator[None]:
-        """Context within which deferred gradients belong to microbatch `number`."""
-        self._collecting = self._waiting[number] = deque()
+        """Context within which deferred gradients belong to microbatch `number`; of an input
+        gradient in pieces it is entered for each."""
+        self._collecting = self._waiting.setdefault(number, deque())
         try:
             yield
             assert not self._noted, "autograd has not accumulated a gradient that was deferred"

@@ -7,14 +7,17 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from .joints import alone, check_no_joint
+
 
 class InPieces(nn.Module):
     """Modules that run one after the other, as one layer.
 
     Args:
-        pieces: the modules, at least one; each takes what the one before has returned. A value
-            between two of them never leaves the rank. Where the layer has hooks or a forward of its
-            own, no task runs between two pieces.
+        pieces: the modules, at least one; each takes what the one before has returned. What stands
+            in `Sum` or `Gathered` there is exchanged with the other members of a team
+            (`joints.py`); nothing else between two of them leaves the rank. Where the layer has
+            hooks or a forward of its own, no task runs between two pieces.
     """
 
     def __init__(self, pieces: Iterable[nn.Module]) -> None:
@@ -23,7 +26,8 @@ class InPieces(nn.Module):
 
     def forward(self, value: Any) -> Any:
         for piece in self.pieces:
-            value = piece(value)
+            value = piece(alone(value))
+        check_no_joint(value)
         return value
 
     @property

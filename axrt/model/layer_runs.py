@@ -14,9 +14,11 @@ from axrt.scheduler.job import Job
 
 from .compiler import Compiler
 from .in_pieces import InPieces
+from .joints import check_no_joint, own_tokens, shape_of_tokens
 from .module import LossFunction
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
 from .seeds import BorrowedGenerator
+from .team_layers import OF_ONE, TeamLayers, Way, check_pieces, gathered, tensors_in
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class RunSettings:
     scale_of: Callable[[int], float] | None = None
     # losses that layers leave on themselves are looked for, in the first microbatch
     looks: bool = False
+    of_team: TeamLayers = OF_ONE  # what this member of a team runs of each layer
 
     @property
     def splits(self) -> bool:
@@ -66,7 +69,17 @@ class LayerRuns:
         # they are numbered so from the start.
         self._a_step = job.microbatches_in_all if job.drawn else job.microbatches
         self._first_of_step = 0 if job.drawn else settings.replica * job.microbatches
-        self._in_all, self._scale_of = job.microbatches_in_all, settings.scale_of
+        self._of_team, self._team = settings.of_team, settings.of_team.team
+        self._ways = [
+            settings.of_team.way_of(place, layer) for place, layer in enumerate(layers, first_layer)
+        ]
+        # The index of a member that draws for itself, of each layer.
+        self._draws = [
+            None if way is Way.WHOLE or self._team.size == 1 else self._team.member
+            for way in self._ways
+        ]
+        self._in_all = job.microbatches_in_all * self._team.size
+        self._scale_of = settings.scale_of
         self._generator, self._device = settings.generator, settings.generator.device
         self._types, self._between = settings.types, settings.types.between
         self._kept = [is_kept(layer, settings.types.keep) for layer in layers]
@@ -84,7 +97,8 @@ class LayerRuns:
         step, microbatch = self._where(number)
         try:
             for place, layer in enumerate(self._run[first:end], self._first_layer + first):
-                self._generator.before_layer(step, microbatch, place)
+                draws = self._draws[place - self._first_layer]
+                self._generator.before_layer(step, microbatch, place, draws)
                 if self._between is None:  # most often, and a context would be one more call
                     value = layer(value)
                     continue
@@ -101,33 +115,60 @@ class LayerRuns:
 
     def run_by_piece(
         self, number: int, value: Any, first: int, end: int
-    ) -> Generator[None, None, Any]:
-        """The same, with a pause between two pieces of a layer that has several. Tasks of other
-        microbatches may run meanwhile."""
+    ) -> Generator[Any, Any, Any]:
+        """The same, with a pause between two pieces of a layer that has several, and at each joint
+        of a team. Tasks of other microbatches may run meanwhile. A piece's value is yielded, and
+        what is sent for it is given to the next one."""
         for place in range(first, end):
-            layer = self._layers[place]
-            if isinstance(layer, InPieces):
-                value = yield from self._layer_by_piece(number, value, place, layer)
+            if self._team.size > 1:
+                value = yield from self._layer_of_team(number, value, place)
             else:
-                value = self.run(number, value, place, place + 1)
+                value = yield from self._by_its_pieces(number, value, place)
+        if self.has_loss and self._team.size > 1 and end == len(self):
+            if self._of_team.loss_is_whole:
+                value = yield gathered(value)
+            member = None if self._of_team.loss_is_whole else self._team.member
+            self._generator.before_layer(*self._where(number), self._first_layer + end, member)
+        return value
+
+    def _by_its_pieces(self, number: int, value: Any, place: int) -> Generator[Any, Any, Any]:
+        layer = self._layers[place]
+        if isinstance(layer, InPieces):
+            return (yield from self._layer_by_piece(number, value, place, layer))
+        return self.run(number, value, place, place + 1)
+
+    def _layer_of_team(self, number: int, value: Any, place: int) -> Generator[Any, Any, Any]:
+        """Run what this member runs of a layer; it is given its tokens, and has its tokens
+        after."""
+        at, way = self._first_layer + place, self._ways[place]
+        check_pieces(at, self._layers[place])
+        if way is Way.WHOLE:
+            if at:
+                value = yield gathered(value)
+            return own_tokens(self.run(number, value, place, place + 1), self._team)
+        given = value if at else self._of_team.own(value)
+        value = yield from self._by_its_pieces(number, given, place)
+        _check_tokens(at, given, value)
         return value
 
     def _layer_by_piece(
         self, number: int, value: Any, place: int, layer: InPieces
-    ) -> Generator[None, None, Any]:
+    ) -> Generator[Any, Any, Any]:
         if not layer.is_only_its_pieces:  # hooks may come at any time: the tasks are kept
             value = self.run(number, value, place, place + 1)
             for _ in layer.pieces[1:]:
-                yield
+                value = yield value
             return value
         step, microbatch = self._where(number)
-        self._generator.before_layer(step, microbatch, self._first_layer + place)
+        self._generator.before_layer(
+            step, microbatch, self._first_layer + place, self._draws[place]
+        )
         if self._types.weights and not self._kept[place]:
             value = in_type(value, self._types.weights)
         for at, piece in enumerate(layer.pieces):
             if at:
                 drawn = self._generator.states()  # others seed it meanwhile
-                yield
+                value = yield value
                 self._generator.go_on_from(drawn)
             try:
                 with self._computing():
@@ -136,6 +177,7 @@ class LayerRuns:
                 where = f"in piece {at} of layer {self._first_layer + place}"
                 error.add_note(f"{where}, which was given {_described(value)}")
                 raise
+        check_no_joint(value)
         return value if self._between is None else in_type(value, self._between)
 
     def loss(self, outputs: Any, target: Any) -> tuple[Tensor, Tensor | float | None]:
@@ -147,6 +189,9 @@ class LayerRuns:
         assert self._loss_fn is not None
         if self._types.weights:
             outputs = in_type(outputs, torch.float32, self._types.weights)
+        if self._team.size > 1 and not self._of_team.loss_is_whole:
+            target = self._of_team.own(target)
+            _check_tokens(self._first_layer + len(self), outputs, target)
         if self._types.compute is None:
             found = self._loss_fn(outputs, target)
         else:
@@ -189,6 +234,21 @@ class LayerRuns:
         if self._types.compute is None:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self._types.compute)
+
+
+def _check_tokens(place: int, before: Any, after: Any) -> None:
+    """Check that a layer of a team, or its loss, has as many tokens behind it as before it.
+
+    Raises:
+        ModelError: it has others.
+    """
+    shapes = [shape_of_tokens(of[0]) for of in map(tensors_in, (before, after)) if of]
+    if len(set(shapes)) > 1:
+        raise ModelError(
+            f"layer {place} has tokens of shape {shapes[0]} before and {shapes[1]} behind it on "
+            "one member of a team; expected the same. Look for a Sum or a Gathered that is missing "
+            "(layers in pieces), or leave its 'token' away"
+        )
 
 
 def _is_one_number(value: object) -> bool:

@@ -1,7 +1,7 @@
 """The model a user writes: a list of layers and a loss."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from .hints import why_missing
 from .layers import Layer, TiedLayerSpec, build, places_of, refusal_of, share, told
 from .loss import Loss, check_has_shapes, has_tensors
 from .partition import boundaries
+from .tensor_cuts import check_plan
 
 LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | float]]
 
@@ -40,6 +41,9 @@ class PipelineModule:
         activation_checkpoint_interval: only 0 is accepted; `memory.recompute` says which layers are
             recomputed.
         topology: only None is accepted; `[parallel]` says how ranks are laid out.
+        tensor: how members of a team share out linear modules (`parallel.tensor`): "column" or
+            "row", by a pattern of names such as "*.up". Layers with such modules come in pieces,
+            see `InPieces`.
     Raises:
         ConfigError: there are no layers, one is no layer or a LayerSpec that cannot be built, a
             function hides weights of a module, or an option is not taken.
@@ -60,11 +64,14 @@ class PipelineModule:
         seed_layers: bool = True,
         activation_checkpoint_interval: int = 0,
         topology: object = None,
+        tensor: Mapping[str, str] | None = None,
     ) -> None:
         self.layers: list[Layer] = _listed(layers)
         self.loss_fn = loss_fn
         self.partition_method = partition_method
         self.num_stages = num_stages
+        self.tensor = dict(tensor or {})
+        check_plan(self.tensor)
         if not self.layers:
             raise ConfigError("a PipelineModule needs at least one layer, got none")
         for index, layer in enumerate(self.layers):

@@ -19,6 +19,7 @@ from torch import Tensor
 from axrt.transport.payload import flatten
 
 from .inlet import Gradients
+from .joints import Came, Joint, Slices
 from .saved import SavedTensors
 from .segment import Segment
 
@@ -33,7 +34,7 @@ class OpenMicrobatch:
     # gradients of the last segment's outputs, once a backward in pieces has begun
     gradients: Gradients = ()
     # the rest of a forward in pieces, between two of them
-    going_on: Generator[None, None, Any] | None = None
+    going_on: Generator[Joint | None, Any, Any] | None = None
     # what autograd has saved of it, where that may leave the device
     saved: SavedTensors | None = None
 
@@ -43,19 +44,32 @@ class OpenMicrobatch:
             gradients = segment.backward(gradients)
         return gradients
 
-    def backward_piece(self, gradients: Gradients) -> Gradients:
+    def backward_piece(self, gradients: Gradients, came: Came | None = None) -> Gradients:
         """Run the backward of the last segment that is left.
 
         Args:
             gradients: gradients of the outputs, for the first piece; ignored later.
+            came: slices of the joint behind the segment; None where there is none.
         Returns:
             The gradients of its inputs, from the last piece; () from others.
         """
-        found = self.segments.pop().backward(self.gradients or gradients)
+        segment = self.segments.pop()
+        given = self.gradients or gradients
+        if segment.joint is not None:
+            assert came is not None, "a piece behind a joint has the slices of all members"
+            given = segment.joint.value([one for one in given if one is not None], came)
+        found = segment.backward(given)
         if not self.segments:
             return found
-        self.gradients = found
+        joint = self.segments[-1].joint
+        self.gradients = found if joint is None else tuple(joint.made(found))
         return ()
+
+    def outgoing(self, to: int) -> Slices:
+        """What this member has for another one at the joint that its backward has come to."""
+        joint = self.segments[-1].joint
+        assert joint is not None
+        return joint.outgoing([one for one in self.gradients if one is not None], to)
 
     def kept_to_run_again(self) -> list[Tensor]:
         """The copies that it keeps for layers that run again: inputs, target and buffers."""

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _INITIALISATION = -1  # takes the place of the step
 
 
-def seed_of(seed: int, step: int, microbatch: int, layer: int) -> int:
+def seed_of(seed: int, step: int, microbatch: int, layer: int, member: int | None = None) -> int:
     """The seed of torch's generator before `layer` runs the forward of `microbatch` in `step`.
 
     Args:
@@ -27,12 +27,13 @@ def seed_of(seed: int, step: int, microbatch: int, layer: int) -> int:
         microbatch: index of the microbatch within the step, over all replicas: replica *
             microbatches + k.
         layer: index of the layer in the model, from 0.
+        member: index of the member of a team that draws for itself; None: there is no team, or all
+            members draw the same.
     Returns:
         A seed of 63 bits, the same on every machine.
     """
-    digest = hashlib.blake2b(
-        struct.pack("<4q", seed, step, microbatch, layer), digest_size=8
-    ).digest()
+    numbers = (seed, step, microbatch, layer, *(() if member is None else (member,)))
+    digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
@@ -59,18 +60,21 @@ class BorrowedGenerator:
     # A seed is set before every layer. To leave it out for layers that drew nothing in the first
     # step was thought of: a layer that begins to draw later would then repeat another layer's
     # numbers.
-    def before_layer(self, step: int, microbatch: int, layer: int) -> None:
+    def before_layer(
+        self, step: int, microbatch: int, layer: int, member: int | None = None
+    ) -> None:
         """Seed the generators so that a layer's random numbers depend on these numbers alone.
 
         Args:
             step: number of the step, from 0.
             microbatch: index of the microbatch within the step, over all replicas.
             layer: index of the layer in the model.
+            member: see `seed_of`.
         """
         # Through the generator itself: torch.manual_seed visits every device, at a hundred times
         # the cost.
         for generator in self._generators:
-            generator.manual_seed(seed_of(self._seed, step, microbatch, layer))
+            generator.manual_seed(seed_of(self._seed, step, microbatch, layer, member))
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:

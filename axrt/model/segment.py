@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 from .inlet import Gradients, Inflow
+from .joints import BackJoint
 
 
 class Segment(NamedTuple):
@@ -20,10 +21,11 @@ class Segment(NamedTuple):
     roots: list[GradientEdge]  # edges of the graph at which its gradients begin
     # the loss's own gradient, 1, where the segment ends with the loss; None elsewhere
     of_loss: Gradients | None
+    joint: BackJoint | None = None  # joint of a team behind the segment; None: there is none
 
     def backward(self, given: Gradients) -> Gradients:
         """The gradients of its inputs, from those of its outputs."""
-        _, inflow, edges, of_loss = self
+        _, inflow, edges, of_loss, _ = self
         given = given if of_loss is None else of_loss
         if len(given) == len(edges) == 1:  # as nearly always
             if given[0] is not None:

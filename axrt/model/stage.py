@@ -29,8 +29,9 @@ from axrt.transport.payload import copied, flatten, unflatten
 
 from .buffers import Remembered, buffers_in_place_of, recall, remembered_buffers
 from .deferral import Deferral
-from .in_pieces import InPieces
+from .forward_pieces import forward_by_piece, pauses_in
 from .inlet import Gradients, Inflow, Inlet
+from .joints import Came, Joint
 from .layer_runs import LayerRuns, RunSettings
 from .left import check_nothing_left
 from .linear import with_deferral, without_deferral
@@ -93,10 +94,11 @@ class Stage:
             self._parameters if settings.splits else (),
             (lambda: self._own_memory) if self._weights_leave else None,
         )
-        in_pieces = [] if settings.compiler else [of for of in ready if isinstance(of, InPieces)]
-        again = set(map(id, ready[:recomputed]))  # run whole
-        self.forward_pieces = 1 + sum(
-            len(layer.pieces) - 1 for layer in in_pieces if id(layer) not in again
+        self._team = settings.of_team.team
+        self.forward_pieces = 1 + (
+            settings.of_team.joints(first_layer, ready, loss_fn is not None)
+            if self._team.size > 1
+            else pauses_in(() if settings.compiler else ready[recomputed:])
         )
         self._cuts: tuple[int, ...] = ()
         self._may_be_cut = False  # known when a microbatch has run in pieces
@@ -151,13 +153,17 @@ class Stage:
             self._look(microbatch.segments, self.recomputed, len(self._runs))
         return out
 
-    def forward_piece(self, number: int, given: tuple[Any, Any] | None) -> Any:
+    def forward_piece(
+        self, number: int, given: tuple[Any, Any] | None, came: Came | None = None
+    ) -> Any:
         """Run the next piece of the forward of a microbatch, where it comes in several.
 
         Args:
             given: inputs and target, see `forward`, for the first piece; None for the others.
+            came: slices of the joint before the piece; None where there is none.
         Returns:
-            The result of `forward` from the last piece; None from others.
+            The result of `forward` from the last piece; the joint behind the piece from others,
+            None where a team has no other member.
         """
         if given is not None:
             microbatch = self._open[number] = OpenMicrobatch()
@@ -168,27 +174,24 @@ class Stage:
         assert microbatch.going_on is not None
         try:
             with microbatch.saved.saving() if microbatch.saved else nullcontext():
-                next(microbatch.going_on)
+                return microbatch.going_on.send(came)
         except StopIteration as end:
             microbatch.going_on = None
             if self._looks:
                 self._look(microbatch.segments, self.recomputed, len(self._runs))
             return end.value
-        return None
 
     def _forward_by_piece(
         self, microbatch: OpenMicrobatch, number: int, inputs: Any, target: Any
-    ) -> Generator[None, None, Any]:
-        """A forward with its pauses; its graph is one, whichever buckets there are."""
+    ) -> Generator[Joint | None, Any, Any]:
         whole = len(self._runs)
         if self.recomputed:
             inputs = self._forget(microbatch, number, inputs, target)
-        inflow = Inflow()
-        value = self._inlet.through(inputs, inflow)
-        value = yield from self._runs.run_by_piece(number, value, self.recomputed, whole)
-        out, edges, of_loss = self._ended(number, value, target, whole)
-        microbatch.segments = [Segment(self.recomputed, inflow, edges, of_loss)]
-        return out
+        return forward_by_piece(
+            *(number, inputs, self.recomputed, self._runs, self._inlet, self._team),
+            lambda value: self._ended(number, value, target, whole),
+            microbatch.segments,
+        )
 
     def _look(self, segments: Sequence[Segment], first: int, end: int) -> None:
         """Look for losses that layers have left on themselves, once."""
@@ -250,19 +253,29 @@ class Stage:
         `number`."""
         return self.first_layer + self._open[number].segments[-1].first
 
-    def backward_piece(self, number: int, gradients: Gradients | None) -> Gradients:
+    def backward_piece(
+        self, number: int, gradients: Gradients | None, came: Came | None = None
+    ) -> Gradients:
         """Run the next piece of the backward of a microbatch; the last layers come first.
 
         Args:
             gradients: gradients for the first piece, as `backward` takes them; ignored later.
+            came: slices of the joint that the piece begins at; None where there is none.
         Returns:
             The result of `backward`, from the last piece; () from others.
         """
         microbatch = self._open[number]
-        found = microbatch.backward_piece(gradients or ())
+        found = microbatch.backward_piece(gradients or (), came)
         if not microbatch.segments:
             del self._open[number]
         return found
+
+    def input_piece(
+        self, number: int, gradients: Gradients | None, came: Came | None = None
+    ) -> Gradients:
+        """Run the next piece of an input gradient; see `backward_piece` and `input_gradient`."""
+        with self.deferral.collecting(number):
+            return self.backward_piece(number, gradients, came)
 
     def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
         """Run the backward of a microbatch without the weight gradients that can wait.

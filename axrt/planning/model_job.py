@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from axrt.config import Config, Schedule
 from axrt.errors import ConfigError
+from axrt.model.joints import Team
 from axrt.model.module import PipelineModule
 from axrt.model.preflight import refuse_shared_parameters
+from axrt.model.team_layers import TeamLayers
 from axrt.scheduler.job import Job
+from axrt.scheduler.numbering import StageJoints
 from axrt.scheduler.planning.recompute import recomputing
 from axrt.scheduler.planning.shards import usual_group, with_shards
 from axrt.scheduler.rules.offload import SLOTS
@@ -38,8 +42,21 @@ def job_for(
         by_library=config.parallel.collectives == "library",
         slots=SLOTS if config.memory.comes_to_device else 0,
         host_slots=SLOTS if config.memory.steps_on_host else 0,
+        team=config.parallel.tensor,
+        joints=_joints(model, cuts, config.parallel.tensor) if config.parallel.tensor > 1 else {},
     )
     return recomputing(job, config.memory.recompute)
+
+
+def _joints(model: PipelineModule, cuts: Sequence[int], size: int) -> dict[int, StageJoints]:
+    """The joints of each stage that has any."""
+    of_team = TeamLayers(model.tensor, Team(0, size))
+    last = len(cuts) - 2
+    counts = [
+        of_team.joints(first, model.layers[first:end], stage == last)
+        for stage, (first, end) in enumerate(pairwise(cuts))
+    ]
+    return {stage: StageJoints(count, count) for stage, count in enumerate(counts) if count}
 
 
 def with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:

@@ -38,7 +38,7 @@ def neighbours(rank: Rank, job: Job) -> set[int]:
     """The other ranks with a stage before or behind one of this rank's, on the same pipe."""
     mesh, placement = rank.mesh, job.placement
     beside = {
-        placement.place_of(job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage), other)
+        job.place_of(job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage, mesh.member), other)
         for stage in placement.stages_of(mesh.pipe_rank)
         for other in (stage - 1, stage + 1)
         if 0 <= other < job.stages

@@ -21,14 +21,14 @@ def share_initial_weights(rank: Rank, job: Job, layers: list[Layer]) -> None:
     """
     exchange, mesh = rank.exchange, rank.mesh
     mine = [
-        (stage, job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage), place, layer)
+        (stage, job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage, mesh.member), place, layer)
         for stage in job.placement.stages_of(mesh.pipe_rank)
         for place in range(job.cuts[stage], job.cuts[stage + 1])
         if isinstance(layer := layers[place], nn.Module)
     ]
 
     def rank_of(pipe: int, stage: int) -> int:
-        return mesh.rank_of(*job.placement.place_of(pipe, stage))
+        return mesh.rank_of(*job.place_of(pipe, stage))
 
     for stage, pipe, place, layer in mine:
         for other in range(1, job.pipes) if pipe == 0 else ():

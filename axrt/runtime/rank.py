@@ -75,6 +75,7 @@ class Rank:
             config.parallel.pipe,
             config.parallel.data,
             config.parallel.rank_order,
+            config.parallel.tensor,
         )
         node = world.gathered_on_node(identity(world.device))
         self.device = agreed(world.device, node, config.run.device, config.run.share_gpu)

@@ -112,4 +112,4 @@ class ShardExchange:
         return self._visits[topic, place] * (self._job.cuts[-1] + 1) + place
 
     def _rank_of(self, pipe: int, stage: int) -> int:
-        return self._mesh.rank_of(*self._job.placement.place_of(pipe, stage))
+        return self._mesh.rank_of(*self._job.place_of(pipe, stage))

@@ -109,7 +109,7 @@ class TaskRunner:
         activity.since_s = began_s = time.perf_counter()
         runs.start(task, partial(self._work, session, task, here))
         if not runs.queue.apart:
-            if task.kind.in_pieces:
+            if task.kind.in_pieces and task.kind not in workers.in_known_pieces:
                 self._has_run(session, task)
             if task.kind in state.may_be_early:
                 self.linger.took(task, time.perf_counter() - began_s)
@@ -140,7 +140,8 @@ class TaskRunner:
         if ended and self._activity.waits:
             self._waiting.go_on()
         for task, began_s, ended_s in ended:
-            if runs.queue.apart and task.kind.in_pieces:
+            known = session.workers.in_known_pieces
+            if runs.queue.apart and task.kind.in_pieces and task.kind not in known:
                 self._has_run(session, task)
             self._activity.under_way -= 1
             self._activity.since_s = max(self._activity.since_s, ended_s)

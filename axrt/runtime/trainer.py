@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from axrt.config import Optimizer
+from axrt.model.joints import Team
 from axrt.model.preflight import warn_of_equal_readers
 from axrt.results import EvalResult, StepResult
 from axrt.scheduler.job import Job, StageCopy
@@ -168,7 +169,10 @@ class Trainer:
         )
         may_skip = model.loss_scale is not None
         slots = SlotNumbers(self._job.microbatches if self._job.drawn else 0)
-        stages = StageWorker(self._job, model.stages, mail, gradients, slots, may_skip)
+        team = Team(mesh.member, mesh.tensor)
+        stages = StageWorker(
+            self._job, model.stages, mail, gradients, slots, model.pipes, team, may_skip
+        )
         hears = {
             Meaning.LOSS: stepping.hear_losses,
             Meaning.VOTE: stepping.hear_vote,
@@ -183,6 +187,7 @@ class Trainer:
             self._job,
             mesh.pipe_rank,
             replica=mesh.data_rank,
+            member=mesh.member,
             buckets=model.copies,
             first_step=step,
             checks=False,
@@ -212,7 +217,10 @@ class Trainer:
         generation, rank, job, mail = self._generation, self._rank, self._evaluation, Mail()
         come = self._weights_on_demand()
         worker = EvaluationWorker(job, self._model.stages, mail, outputs, come.bring)
-        state = RankState(job, rank.mesh.pipe_rank, replica=rank.mesh.data_rank, checks=False)
+        mesh = rank.mesh
+        state = RankState(
+            job, mesh.pipe_rank, replica=mesh.data_rank, member=mesh.member, checks=False
+        )
         session = Session(generation, state, Workers(mail, [worker]), self._reader(job, batches))
         last = job.placement.rank_of(job.last_stage)
         with self._model.evaluating():
@@ -282,7 +290,8 @@ class Trainer:
         rank = self._rank
 
         def tell(replica: int, control: ControlMessage, payload: Any) -> None:
-            rank.loop.tell(self._rank_of(replica * self._job.placement.pipes, 0), control, payload)
+            first = self._job.pipes_of(replica, 0)[0]
+            rank.loop.tell(self._rank_of(first, 0), control, payload)
 
         reader = SharingReader(self._job, rank.mesh.data_rank, tell)
         rank.hears[Topic.ASKS], rank.hears[Topic.GIVES] = reader.hear_ask, reader.hear_answer
@@ -303,4 +312,4 @@ class Trainer:
         return [self._rank.mesh.rank_of(replica, pipe_rank) for pipe_rank in range(self._job.ranks)]
 
     def _rank_of(self, pipe: int, stage: int) -> int:
-        return self._rank.mesh.rank_of(*self._job.placement.place_of(pipe, stage))
+        return self._rank.mesh.rank_of(*self._job.place_of(pipe, stage))

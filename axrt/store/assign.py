@@ -1,7 +1,7 @@
 """The buckets of a stage, and the copies of each; every rank works out the same from the list of
 layers alone."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -10,6 +10,17 @@ from axrt.model.layers import Layer, TiedLayerSpec, places_of, tied_layer
 from axrt.scheduler.bucket import BucketCopy, Copies, copies_by_pipe
 
 Named = list[tuple[str, nn.Parameter]]
+
+
+class Share(NamedTuple):
+    """What a member of a team has of the weights of its stages."""
+
+    member: int = 0  # index of the member
+    size: int = 1  # number of members
+    names: Collection[str] = ()  # names of the parameters that are cut; filled as layers are built
+
+
+ALONE = Share()
 
 
 class BucketSpec(NamedTuple):
@@ -61,35 +72,51 @@ def buckets_as_built(
     named: Iterable[tuple[int, Named]],
     pipes: int,
     most_bytes: float,
+    share: Share = ALONE,
 ) -> Iterator[tuple[int, BucketSpec]]:
     """The buckets of `buckets_of`, each with its index on the stage, as soon as layers are built.
 
     Args:
         named: for each layer of the stage in order its index and its trained parameters. The next
             layer is asked for when the buckets that are full have been taken.
+        share: this member of a team, and which parameters its members have cut.
     """
     tied = _tied_places(layers, cuts, stage)
-    number, bucket, size = len(tied), Named(), 0
+    number = len(tied)
+    # Of weights that are cut, and of whole ones: a bucket has one or the other.
+    open_ones: dict[bool, Named] = {False: [], True: []}
     for place, of_layer in named:
         rest = of_layer
         if place in tied:
-            spec = _tied(layers, cuts, place, of_layer, pipes)
+            spec = _tied(layers, cuts, place, of_layer, pipes, share)
             yield tied.index(place), spec
             rest = [pair for pair in of_layer if pair not in spec.named]
         for name, parameter in rest:
+            is_cut = name in share.names
+            bucket = open_ones[is_cut]
+            size = sum(one.nbytes for _, one in bucket)
             if bucket and size + parameter.nbytes > most_bytes:
-                yield number, _ordinary(stage, number, bucket, pipes)
-                number, bucket, size = number + 1, [], 0
-            bucket.append((name, parameter))
-            size += parameter.nbytes
-    if bucket or not number:  # a stage without parameters has a step to take, too
-        yield number, _ordinary(stage, number, bucket, pipes)
+                yield number, _ordinary(stage, number, bucket, pipes, share, is_cut)
+                number, bucket = number + 1, []
+            open_ones[is_cut] = [*bucket, (name, parameter)]
+    for is_cut, bucket in open_ones.items():
+        # A stage without parameters has a step to take, too. Members have the same buckets, so that
+        # of whole weights is there on each, whatever else is.
+        if bucket or not number:
+            yield number, _ordinary(stage, number, bucket, pipes, share, is_cut)
+            number += 1
 
 
-def _ordinary(stage: int, number: int, named: Named, pipes: int) -> BucketSpec:
-    return BucketSpec(
-        copies_by_pipe(stage, number, pipes), named, [name for name, _ in named], True
+def _ordinary(
+    stage: int, number: int, named: Named, pipes: int, share: Share, is_cut: bool
+) -> BucketSpec:
+    copies = (
+        copies_by_pipe(stage, number, pipes, share.size, share.member)
+        if is_cut
+        else copies_by_pipe(stage, number, pipes)
     )
+    counts = is_cut or share.member == 0  # of whole weights the first member's norms count
+    return BucketSpec(copies, named, [name for name, _ in named], counts)
 
 
 def _tied_places(layers: Sequence[Layer], cuts: Sequence[int], stage: int) -> list[int]:
@@ -101,7 +128,12 @@ def _tied_places(layers: Sequence[Layer], cuts: Sequence[int], stage: int) -> li
 
 
 def _tied(
-    layers: Sequence[Layer], cuts: Sequence[int], place: int, named: Named, pipes: int
+    layers: Sequence[Layer],
+    cuts: Sequence[int],
+    place: int,
+    named: Named,
+    pipes: int,
+    share: Share,
 ) -> BucketSpec:
     layer = tied_layer(layers, place)
     places = places_of(layers, layer.key)
@@ -114,7 +146,8 @@ def _tied(
         for name, first in zip(layer.tied, tied_layer(layers, places[0]).tied, strict=True)
     }
     pairs = [pair for pair in named if pair[0] in firsts]
-    return BucketSpec(copies, pairs, [firsts[name] for name, _ in pairs], place == places[0])
+    counts = place == places[0] and share.member == 0
+    return BucketSpec(copies, pairs, [firsts[name] for name, _ in pairs], counts)
 
 
 def _stage_and_bucket(layers: Sequence[Layer], cuts: Sequence[int], place: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from torch import nn
 from axrt.config import Config
 from axrt.device.device import CPU
 from axrt.model.compiler import Compiler
+from axrt.model.joints import Team
 from axrt.model.layer_runs import RunSettings
 from axrt.model.layers import build
 from axrt.model.listed import ListedParameters
@@ -17,12 +18,14 @@ from axrt.model.module import PipelineModule
 from axrt.model.precision import NarrowLayers, types_of
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
+from axrt.model.team_layers import TeamLayers
+from axrt.model.tensor_cuts import TensorCuts
 from axrt.offload.tier import Tier
 from axrt.scheduler.bucket import BucketCopy
 from axrt.scheduler.job import Job
 from axrt.world.mesh import Mesh
 
-from .assign import buckets_as_built
+from .assign import Share, buckets_as_built
 from .bucket import Bucket
 from .bucket_settings import BucketSettings
 from .local_model import LocalModel
@@ -75,11 +78,16 @@ def build_model(
         in_scratch=job.offloads_weights,
     )
     scale_of = loss_scale.of if loss_scale else None
-    to_run = RunSettings(job, generator, mesh.data_rank, types, compiler, scale_of, looks=True)
+    team = Team(mesh.member, mesh.tensor)
+    to_run = RunSettings(
+        *(job, generator, mesh.data_rank, types, compiler, scale_of),
+        looks=True,
+        of_team=TeamLayers(recipe.model.tensor, team),
+    )
     builder = _Builder(recipe.model, config, to_step, to_run, narrow)
     stages, buckets, pipes = {}, {}, {}
     for stage in job.placement.stages_of(mesh.pipe_rank):
-        pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
+        pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage, mesh.member)
         offloads_stash = job.offloads_stash(mesh.pipe_rank)
         stages[stage], buckets[stage] = builder.stage(stage, pipes[stage], offloads_stash)
     if slots:
@@ -126,12 +134,14 @@ class _Builder:
         """
         config, job = self._config, self._to_run.job
         places = range(job.cuts[stage], job.cuts[stage + 1])
+        cuts = TensorCuts(self._model.tensor, self._to_run.of_team.team)
         layers = _Layers(
-            self._model, places, config.run.seed, self._to_run.generator.device, self._narrow
+            self._model, places, config.run.seed, self._to_run.generator.device, self._narrow, cuts
         )
         bucket_bytes = config.memory.bucket_mb * _MIB
         specs = buckets_as_built(
-            self._model.layers, job.cuts, stage, layers, job.pipes, bucket_bytes
+            *(self._model.layers, job.cuts, stage, layers, job.pipes, bucket_bytes),
+            Share(*self._to_run.of_team.team, cuts.names),
         )
         made = {}
         for number, spec in specs:  # each as soon as its layers are there
@@ -163,6 +173,7 @@ class _Layers:
 
     Args:
         narrow: layers in a narrow type, to which each is added; None: there are none.
+        cuts: what members of a team share out is cut by it.
     Attributes:
         built: layers that were built.
         places: numbers that order parameters as the whole model does, by name: by layer, then as
@@ -176,9 +187,10 @@ class _Layers:
         seed: int,
         device: torch.device,
         narrow: NarrowLayers | None,
+        cuts: TensorCuts,
     ) -> None:
         self._model, self._of_stage, self._seed = model, places, seed
-        self._device, self._narrow = device, narrow
+        self._device, self._narrow, self._cuts = device, narrow, cuts
         self.built: list[nn.Module] = []
         self.places: dict[str, int] = {}
 
@@ -186,7 +198,9 @@ class _Layers:
         """The index of each layer, and the trained parameters that no layer before has."""
         seen: set[nn.Parameter] = set()
         for place in self._of_stage:
-            layer = build(self._model.layers, place, self._seed).to(self._device)
+            layer = build(self._model.layers, place, self._seed)
+            self._cuts.cut(place, layer)
+            layer = layer.to(self._device)
             if self._narrow is not None:
                 self._narrow.add(layer)
             self.built.append(layer)

@@ -17,9 +17,10 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from axrt.model.joints import ALONE, Came, Slices, Team
 from axrt.model.stage import Stage
 from axrt.scheduler.job import Job
-from axrt.scheduler.message import Meaning
+from axrt.scheduler.message import Meaning, numbers_of
 from axrt.scheduler.task import AnyKind, Kind, Task
 
 from .gradients import GradientWorker
@@ -33,6 +34,8 @@ class StageWorker(Worker):
 
     Args:
         stages: stages of this rank, by number.
+        pipe_of: pipe of each of them.
+        team: this member, and how many hold the stages.
         may_skip: True where an overflow skips a step (loss scaling), which then leaves buffers as
             they were before it.
     """
@@ -46,11 +49,13 @@ class StageWorker(Worker):
         mail: Mail,
         gradients: GradientWorker,
         slots: SlotNumbers,
+        pipe_of: Mapping[int, int],
+        team: Team = ALONE,
         may_skip: bool = False,
     ) -> None:
         self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
         self._last, self._losses, self._may_skip = job.last_stage, LossReader(may_skip), may_skip
-        self._slots = slots
+        self._slots, self._team, self._pipe_of = slots, team, pipe_of
         self._splits, self._marks, self._a_step = job.splits, job.marks(), job.microbatches
         self._shares = job.drawn > 0
         self._forwards = 0  # of the last stage, in this step
@@ -65,7 +70,8 @@ class StageWorker(Worker):
     @property
     def in_known_pieces(self) -> Collection[AnyKind]:
         has_pieces = any(stage.forward_pieces > 1 for stage in self._stages.values())
-        return (Kind.FORWARD,) if has_pieces else ()
+        forward = (Kind.FORWARD,) if has_pieces else ()
+        return (*forward, Kind.BACKWARD, Kind.INPUT) if self._job.joints else forward
 
     def run(self, task: Task) -> Made:
         return self._acts[task.kind](task)
@@ -76,6 +82,8 @@ class StageWorker(Worker):
     def piece_of(self, task: Task) -> Piece:
         if task.kind is Kind.FORWARD:
             return Piece(task.part + 1 < self._stages[task.stage].forward_pieces)
+        if self._job.joints and task.kind in (Kind.BACKWARD, Kind.INPUT):
+            return Piece(task.part < self._job.joints_of(task.stage).back)
         is_weight = task.kind is Kind.WEIGHT
         if not is_weight and task.stage not in self._gradients.leaving_in_parts:
             return WHOLE  # nearly every backward
@@ -134,8 +142,37 @@ class StageWorker(Worker):
         piece = self.piece_of(task)
         if number is None:  # an empty slot
             return nothing if piece.more else lambda message: self._slots.pack(stage, slot, None)
-        outputs = self._stages[stage].forward_piece(number, None)
-        return nothing if piece.more else self._sent(stage, slot, number, outputs)
+        came = self._came(Meaning.SLICE, task, self._job.joints_of(stage).forward)
+        outputs = self._stages[stage].forward_piece(number, None, came)
+        if piece.more:
+            return self._slices(task, outputs.outgoing) if outputs is not None else nothing
+        return self._sent(stage, slot, number, outputs)
+
+    def _came(self, meaning: Meaning, task: Task, joints: int) -> Came | None:
+        """The slices of the other members that a piece behind a joint goes on with; None where
+        there is no joint before it."""
+        if not (joints and task.part):
+            return None
+        others = [member for member in range(self._team.size) if member != self._team.member]
+        ordinal = task.microbatch // self._job.placement.pipes
+        joint = ordinal * joints + task.part - 1
+        numbers = numbers_of(joint, len(others))
+        take = self._mail.take
+        return {
+            member: take(meaning, task.stage, number)
+            for member, number in zip(others, numbers, strict=True)
+        }
+
+    def _slices(self, task: Task, outgoing: Callable[[int], Slices]) -> Made:
+        """What a piece sends each other member. It is made now: the next piece may run before it
+        has left."""
+        team = self._job.team_of(self._pipe_of[task.stage])
+        made = {
+            pipe: outgoing(member)
+            for member, pipe in enumerate(team)
+            if member != self._team.member
+        }
+        return lambda message: made[message.pipe]
 
     def _forward(self, task: Task) -> Made:
         _, stage, slot, part = task
@@ -151,11 +188,15 @@ class StageWorker(Worker):
             target = self._slots.unpack(stage, slot, target) if stage == self._last else None
             number = self._slots.number_of(task)
         if self._stages[stage].forward_pieces > 1:
-            if number is not None:
-                self._stages[stage].forward_piece(number, (inputs, target))
-            return nothing
+            if number is None:
+                return nothing
+            joint = self._stages[stage].forward_piece(number, (inputs, target))
+            return self._slices(task, joint.outgoing) if joint is not None else nothing
         if number is None:
             return lambda message: self._slots.pack(stage, slot, None)
+        if self._team.size > 1:  # a stage without joints, yet with what members do with its layers
+            outputs = self._stages[stage].forward_piece(number, (inputs, target))
+            return self._sent(stage, slot, number, outputs)
         may_be = not self._splits and stage in self._gradients.leaving_in_parts
         in_pieces = may_be and self._leaves_in_parts(task)
         outputs = self._stages[stage].forward(number, inputs, target, in_pieces)
@@ -184,21 +225,33 @@ class StageWorker(Worker):
         if number is None:
             pass
         elif piece.more or task.part:
-            gradients = self._stages[stage].backward_piece(number, given)
+            joints = self._job.joints_of(stage).back
+            came = self._came(Meaning.SLICE_BACK, task, joints)
+            gradients = self._stages[stage].backward_piece(number, given, came)
         else:
             gradients = self._stages[stage].backward(number, given)
         self._end(task, piece)
+        if piece.more and self._job.joints and number is not None:
+            return self._slices(task, self._stages[stage].open(number).outgoing)
         return lambda message: (
             self._gradients.part(message) if message.meaning.of_a_bucket else gradients
         )
 
     def _input(self, task: Task) -> Made:
-        _, stage, slot, _ = task
+        _, stage, slot, part = task
         self._begin(task)
         number, gradients = self._slots.number_of(task) if self._shares else slot, None
-        if number is not None:
-            given = self._mail.take(Meaning.GRADIENT, stage, slot)
+        joints = self._job.joints_of(stage).back if self._job.joints else 0
+        if number is None:
+            return lambda message: None
+        given = self._mail.take(Meaning.GRADIENT, stage, slot)
+        if not joints:
             gradients = self._stages[stage].input_gradient(number, given)
+            return lambda message: gradients
+        came = self._came(Meaning.SLICE_BACK, task, joints)
+        gradients = self._stages[stage].input_piece(number, given, came)
+        if part < joints:
+            return self._slices(task, self._stages[stage].open(number).outgoing)
         return lambda message: gradients
 
     def _weight(self, task: Task) -> Made:

@@ -162,7 +162,7 @@ class Workers:
         """Run a task whose end comes later, see `Worker.run`, and keep the payloads of messages
         that follow from it on this rank. It is called where tasks run, behind those that have
         started before."""
-        if task.kind.in_pieces:
+        if task.kind.in_pieces and task.kind not in self.in_known_pieces:
             self._pieces[task] = self.piece_of[task.kind](task)
         self._made[task] = self._act_of[task.kind](task)
         if here:

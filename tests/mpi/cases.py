@@ -53,6 +53,8 @@ from tests.engine.reference import (
 )
 from tests.engine.test_forward_pieces import planted as in_pieces
 from tests.engine.test_loss_module import model as scored
+from tests.engine.test_tensor import few_sentences, sentences
+from tests.engine.test_tensor import language as of_teams
 from tests.engine.test_ties import batches as tied_batches
 from tests.engine.test_ties import tied
 from tests.sweeps import fewer, some
@@ -708,6 +710,28 @@ def case_replicas_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> N
                 train_on_a_rank(MpiTransport(comm), perceptron(), batches, STEPS, config)
             )
             assert there == here, (pipe, data, sections)
+
+
+def case_teams_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
+    """Members of a team, stages behind each other, and replicas of teams."""
+    layouts = {
+        (tensor, data)
+        for tensor in (2, 4)
+        for data in (1, comm.size // tensor)
+        if comm.size % tensor == 0
+    }
+    for (tensor, data), policy in product(sorted(layouts), ("1f1b", "zb-h1")):
+        layout = {"tensor": tensor, "data": data}
+        config = configured(4, parallel=layout, schedule={"policy": policy, "microbatches": 4})
+        batches = sentences if data > 1 else few_sentences
+        alone = lambda: LocalWorld(comm.size).run(  # noqa: E731
+            lambda t: train_on_a_rank(t, of_teams(), batches, STEPS, config)  # noqa: B023
+        )
+        here = of_one_rank(comm, alone)
+        there = comm.allgather(
+            train_on_a_rank(MpiTransport(comm), of_teams(), batches, STEPS, config)
+        )
+        assert there == here, (tensor, data, policy)
 
 
 class Slowly(torch.nn.Module):

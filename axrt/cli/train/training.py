@@ -40,6 +40,7 @@ from axrt.planning.schedule import few_microbatches
 from axrt.store.presets import optimizer_factory
 from axrt.world.joining import join
 
+from ..refusal import check_one_member
 from ..sample import sample_of
 from .batches import Batches
 from .going_on import Attempt
@@ -115,6 +116,7 @@ def _read(attempt: Attempt) -> tuple[Config, PipelineModule]:
     """The settings and the model; what cannot work is refused on all ranks, before an engine."""
     try:
         config = in_its_directory(attempt.file, Config.read(attempt.file, attempt.overrides))
+        check_one_member(config)
         model = model_of(config)
         check_prepared(config.data, config.model.vocab)
         check_trackers(config)

@@ -1,0 +1,294 @@
+"""Joints: places in a layer at which the members of a team exchange slices of tensors."""
+
+#             forward                                     backward of it
+#   Gathered  each member has its tokens; all of them     each has gradients of all tokens; those of
+#             are put together                            its own are added up
+#   Sum       each has addends of all tokens; those of    each has gradients of its own tokens; all
+#             its own are added up                        of them are put together
+#
+# So a joint is one of two exchanges in either direction: put together, or add up. What a member
+# sends another one are the slices that the other goes on with: all of its own tokens in the first
+# case, and the other's tokens in the second. A graph ends at a joint, and the next one begins with
+# what has come, as between two stages (`segment.py`).
+#
+# Addends have the type that computes. They are added in float32, in a balanced tree in the order of
+# members, so that bits do not depend on which slices come first.
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from axrt.errors import ModelError
+from axrt.transport.payload import flatten, unflatten
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A tensor of this member's tokens that the next piece gets with those of all members.
+
+    Args:
+        value: floating-point tensor whose last dimension but one counts tokens.
+    """
+
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Addends of all tokens, of which the next piece gets the sum over members for its own tokens.
+
+    Args:
+        value: floating-point tensor whose last dimension but one counts tokens.
+    """
+
+    value: Tensor
+
+
+class Move(Enum):
+    """What becomes of a tensor at a joint."""
+
+    PASS = "goes on as it is"
+    GATHER = "is put together"
+    ADD = "is added up"
+
+
+class Team(NamedTuple):
+    """A member's place among those that hold a stage."""
+
+    member: int = 0  # index of this one
+    size: int = 1  # number of members
+
+
+ALONE = Team()
+
+
+def token_dim(tensor: Tensor) -> int:
+    """The dimension that counts tokens: the last of whole numbers, which are tokens or targets, and
+    the last but one of features."""
+    has_features = tensor.is_floating_point() and tensor.dim() > 1
+    return tensor.dim() - (2 if has_features else 1)
+
+
+def shape_of_tokens(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor up to the dimension that counts tokens."""
+    return tuple(tensor.shape[: token_dim(tensor) + 1]) if tensor.dim() else ()
+
+
+def slice_of(tensor: Tensor, member: int, size: int) -> Tensor:
+    """The tokens of one of several members.
+
+    Raises:
+        ModelError: members cannot have equally many tokens.
+    """
+    dim = token_dim(tensor) if tensor.dim() else 0
+    if not tensor.dim() or tensor.shape[dim] % size:
+        raise ModelError(
+            f"a tensor of shape {tuple(tensor.shape)} has no multiple of {size} tokens along "
+            f"dimension {dim}; expected a length that parallel.tensor = {size} divides"
+        )
+    length = tensor.shape[dim] // size
+    return tensor.narrow(dim, member * length, length)
+
+
+def own_tokens(payload: Any, team: Team) -> Any:
+    """A payload with the tokens of one member in each tensor."""
+    if team.size == 1:
+        return payload
+    skeleton, tensors = flatten(payload)
+    return unflatten(skeleton, [slice_of(tensor, *team).contiguous() for tensor in tensors])
+
+
+def added_up(addends: Sequence[Tensor]) -> Tensor:
+    """The sum of addends of one type, in float32 and a balanced tree."""
+    level = [one.float() for one in addends]
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2], strict=False)
+        odd = level[-1:] if len(level) % 2 else []
+        level = [one + other for one, other in pairs] + odd
+    return level[0].to(addends[0].dtype)
+
+
+Slices = tuple[Tensor, ...]  # what one member has for another one, or gets of it
+Came = Mapping[int, Slices]  # slices of each other member, by its index
+
+
+def _for(to: int, tensors: Sequence[Tensor], moves: Sequence[Move], team: Team) -> Slices:
+    """The slices that a member has for another one."""
+    return tuple(
+        [
+            tensor if move is Move.GATHER else slice_of(tensor, to, team.size).contiguous()
+            for tensor, move in zip(tensors, moves, strict=True)
+            if move is not Move.PASS
+        ]
+    )
+
+
+def _joined(
+    tensors: Sequence[Tensor], moves: Sequence[Move], came: Came, team: Team
+) -> list[Tensor]:
+    """What a member goes on with."""
+    _check_alike(tensors, moves, came, team)
+    found: list[Tensor] = []
+    place = 0  # among those that others send
+    for tensor, move in zip(tensors, moves, strict=True):
+        if move is Move.PASS:
+            found.append(tensor)
+            continue
+        own = tensor if move is Move.GATHER else slice_of(tensor, *team)
+        of_all = [own if of == team.member else came[of][place] for of in range(team.size)]
+        together = move is Move.GATHER
+        found.append(torch.cat(of_all, token_dim(own)) if together else added_up(of_all))
+        place += 1
+    return found
+
+
+def _check_alike(tensors: Sequence[Tensor], moves: Sequence[Move], came: Came, team: Team) -> None:
+    """Check that others have sent what this member expects.
+
+    Raises:
+        ModelError: their joint is another one.
+    """
+    expected = [
+        (tensor if move is Move.GATHER else slice_of(tensor, *team)).shape
+        for tensor, move in zip(tensors, moves, strict=True)
+        if move is not Move.PASS
+    ]
+    types = [
+        tensor.dtype for tensor, move in zip(tensors, moves, strict=True) if move is not Move.PASS
+    ]
+    for member, slices in came.items():
+        if [one.shape for one in slices] != expected or [one.dtype for one in slices] != types:
+            raise ModelError(
+                f"member {member} has sent slices of {_told(slices)} to member {team.member}, "
+                f"which has {_told(zip(expected, types, strict=True))} at this joint; expected the "
+                "same on both: Sum and Gathered may not depend on the rank"
+            )
+
+
+def _told(slices: Iterable[Any]) -> str:
+    pairs = [(one.shape, one.dtype) if isinstance(one, Tensor) else one for one in slices]
+    return ", ".join(f"shape {tuple(shape)} and {dtype}" for shape, dtype in pairs) or "nothing"
+
+
+class Joint:
+    """One joint of a microbatch, as one member comes to it.
+
+    Args:
+        value: payload with `Sum` and `Gathered` in it; all else passes.
+    Attributes:
+        tensors: tensors of the payload, in order of appearance, as the graph has made them.
+    """
+
+    def __init__(self, value: Any, team: Team) -> None:
+        self._team = team
+        self._moves: list[Move] = []
+        plain = self._stripped(value)
+        self._skeleton, self.tensors = flatten(plain)
+
+    def _stripped(self, value: Any) -> Any:
+        """The payload without wrappers; notes what becomes of each tensor."""
+        if isinstance(value, Sum | Gathered):
+            self._moves.append(Move.ADD if isinstance(value, Sum) else Move.GATHER)
+            return value.value
+        if type(value) in (tuple, list):
+            return type(value)([self._stripped(part) for part in value])
+        if type(value) is dict:
+            return {key: self._stripped(part) for key, part in value.items()}
+        if isinstance(value, Tensor):
+            self._moves.append(Move.PASS)
+        return value
+
+    def outgoing(self, to: int) -> Slices:
+        """The slices that this member has for another one."""
+        return _for(to, [tensor.detach() for tensor in self.tensors], self._moves, self._team)
+
+    def value(self, came: Came) -> Any:
+        """The payload that the next piece gets; its tensors want a gradient where these did."""
+        mine = [tensor.detach() for tensor in self.tensors]
+        found = _joined(mine, self._moves, came, self._team)
+        wanting = [
+            tensor.requires_grad_(was.requires_grad)
+            for tensor, was in zip(found, self.tensors, strict=True)
+        ]
+        return unflatten(self._skeleton, wanting)
+
+    def back(self) -> "BackJoint":
+        """What its backward needs; the tensors are not kept."""
+        wanting = [
+            (move, tensor)
+            for move, tensor in zip(self._moves, self.tensors, strict=True)
+            if tensor.requires_grad
+        ]
+        moves = [_BACK[move] for move, _ in wanting]
+        likes = [torch.empty_like(tensor, device="meta") for _, tensor in wanting]
+        device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        return BackJoint(moves, likes, self._team, device)
+
+
+# A gradient of tokens of its own is what a sum gives back, so they are put together, and so on.
+_BACK = {Move.PASS: Move.PASS, Move.GATHER: Move.ADD, Move.ADD: Move.GATHER}
+
+
+class BackJoint:
+    """A joint in a backward: gradients of what has come become those of what was sent.
+
+    Args:
+        moves: what becomes of each gradient.
+        likes: what was sent, without memory.
+        device: device that it was on.
+    """
+
+    def __init__(
+        self, moves: Sequence[Move], likes: Sequence[Tensor], team: Team, device: torch.device
+    ) -> None:
+        self._moves, self._likes, self._team, self._device = moves, likes, team, device
+
+    def made(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """The gradients of what has come, zeros where none flowed back."""
+        return [
+            gradient if gradient is not None else self._zeros(move, like)
+            for gradient, move, like in zip(gradients, self._moves, self._likes, strict=True)
+        ]
+
+    def _zeros(self, move: Move, like: Tensor) -> Tensor:
+        shape, size = list(like.shape), self._team.size
+        if move is not Move.PASS:
+            dim = token_dim(like)
+            shape[dim] = shape[dim] * size if move is Move.ADD else shape[dim] // size
+        return torch.zeros(shape, dtype=like.dtype, device=self._device)
+
+    def outgoing(self, gradients: Sequence[Tensor], to: int) -> Slices:
+        """The slices that this member has for another one."""
+        return _for(to, gradients, self._moves, self._team)
+
+    def value(self, gradients: Sequence[Tensor], came: Came) -> tuple[Tensor, ...]:
+        """The gradients of what was sent."""
+        return tuple(_joined(gradients, self._moves, came, self._team))
+
+
+def check_no_joint(value: Any) -> None:
+    """Check that what a layer returns has no joint in it: nobody would go on with what comes.
+
+    Raises:
+        ModelError: there is one.
+    """
+    if isinstance(value, Sum | Gathered):
+        raise ModelError(
+            f"the last piece returned {type(value).__name__}, and no piece goes on with what comes "
+            "of it; expected one more piece, such as one that returns what it is given"
+        )
+    parts = value.values() if type(value) is dict else value
+    for part in parts if type(value) in (tuple, list, dict) else ():
+        check_no_joint(part)
+
+
+def alone(value: Any) -> Any:
+    """The payload that the next piece gets where nobody shares the stage."""
+    if isinstance(value, Tensor):  # as nearly always
+        return value
+    joint = Joint(value, ALONE)
+    return unflatten(joint._skeleton, list(joint.tensors))

@@ -1,0 +1,143 @@
+"""What members of a team do with each layer of a stage: its pieces, their own tokens, or all of
+it."""
+
+#   PIECES   the layer says where it exchanges what (`InPieces`): a joint between two of them
+#   TOKEN    each token by itself, as the user has said: a member gives it its own tokens
+#   WHOLE    any other: each member runs all tokens, put together at a joint before it, and goes on
+#            with its own
+#
+# A whole layer costs what it costs on one rank, and is right for any layer. Its gradients are, too:
+# a member's own tokens are all that its later layers make gradients of, so those of the inputs and
+# weights are addends, which the joint and the reduction of the bucket add up. The loss is the same,
+# but for one thing: each member has all of it. It counts as that of a replica, divided by the
+# number of members, and what is added up is once the whole again.
+#
+# Random numbers: a whole layer draws the same on all members, and what it draws on one rank. Pieces
+# and layers of tokens draw what the member's index adds to the seed.
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from axrt.errors import ModelError
+
+from .in_pieces import InPieces
+from .joints import ALONE, Gathered, Team, own_tokens, shape_of_tokens
+from .layers import Layer, LayerSpec, without_memory
+from .loss import Loss
+
+TOKEN = "token"
+LOSS = "loss"  # names the loss in a plan
+
+
+class Way(Enum):
+    """What a member runs of a layer."""
+
+    PIECES = "its pieces"
+    TOKENS = "its own tokens"
+    WHOLE = "all tokens"
+
+
+class TeamLayers:
+    """The layers of a model as the members of a team run them.
+
+    Args:
+        plan: see `PipelineModule`, `tensor`.
+        team: this member, and how many there are.
+    """
+
+    def __init__(self, plan: Mapping[str, str], team: Team) -> None:
+        self.plan, self.team = plan, team
+
+    @cached_property
+    def loss_is_whole(self) -> bool:
+        """The loss is that of all tokens."""
+        return self.team.size > 1 and self.plan.get(LOSS) != TOKEN
+
+    def way_of(self, place: int, layer: Layer) -> Way:
+        """What a member runs of a layer.
+
+        Args:
+            place: index of the layer in the model.
+        """
+        module: object = layer
+        if isinstance(layer, LayerSpec):
+            module = without_memory(layer) if issubclass(layer.typename, InPieces) else None
+        if isinstance(module, InPieces):
+            return Way.PIECES
+        by_tokens = any(
+            way == TOKEN and fnmatchcase(str(place), pattern) for pattern, way in self.plan.items()
+        )
+        return Way.TOKENS if by_tokens or isinstance(module, Loss) else Way.WHOLE
+
+    def joints(self, first: int, layers: Sequence[Layer], has_loss: bool) -> int:
+        """The number of joints in consecutive layers.
+
+        Args:
+            first: index of the first one in the model.
+            has_loss: the loss follows them.
+        """
+        found = sum(self._joints_of(place, layer) for place, layer in enumerate(layers, first))
+        return found + (has_loss and self.loss_is_whole)
+
+    def _joints_of(self, place: int, layer: Layer) -> int:
+        way = self.way_of(place, layer)
+        if way is Way.PIECES:
+            module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
+            assert isinstance(module, InPieces)
+            return len(module.pieces) - 1
+        return int(way is Way.WHOLE and place > 0)  # the model's inputs are there whole
+
+    def own(self, value: Any) -> Any:
+        """The member's tokens of inputs or targets.
+
+        Raises:
+            ModelError: their tensors have different tokens, or not equally many for each member.
+        """
+        shapes = {shape_of_tokens(tensor) for tensor in tensors_in(value)}
+        if self.team.size > 1 and len(shapes) > 1:
+            raise ModelError(
+                f"inputs or targets with tokens of shapes {', '.join(map(str, sorted(shapes)))} "
+                f"are to be cut for parallel.tensor = {self.team.size}; expected one shape in all "
+                "tensors: (..., tokens) of whole numbers, or (..., tokens, features)"
+            )
+        return own_tokens(value, self.team)
+
+
+OF_ONE = TeamLayers({}, ALONE)
+
+
+def gathered(value: Any) -> Any:
+    """A payload of which the next piece gets the tokens of all members."""
+    if type(value) in (tuple, list):
+        return type(value)([gathered(part) for part in value])
+    if type(value) is dict:
+        return {key: gathered(part) for key, part in value.items()}
+    return Gathered(value) if isinstance(value, Tensor) else value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a payload."""
+    if isinstance(value, tuple | list):
+        return [tensor for part in value for tensor in tensors_in(part)]
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in tensors_in(part)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def check_pieces(place: int, layer: nn.Module) -> None:
+    """Check that to run a layer of a team is to run its pieces.
+
+    Raises:
+        ModelError: it has hooks, or a forward of its own.
+    """
+    if isinstance(layer, InPieces) and not layer.is_only_its_pieces:
+        raise ModelError(
+            f"layer {place} ({type(layer).__name__}) has hooks or a forward of its own, and a team "
+            "runs it piece by piece; expected parallel.tensor = 1, or a layer that is only its "
+            "pieces"
+        )

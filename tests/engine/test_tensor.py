@@ -1,0 +1,402 @@
+"""Stages that a team holds, on members in one process: against plain torch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import axrt
+from axrt.errors import ConfigError, ModelError
+from axrt.transport.local import LocalWorld
+
+from .reference import (
+    POLICIES,
+    Item,
+    Outcome,
+    adamw,
+    configured,
+    momentum,
+    plain_torch,
+    train_on_a_rank,
+)
+
+WIDTH, TOKENS, VOCAB, MICROBATCHES = 16, 8, 23, 4
+
+
+class Normed(nn.Module):
+    """Each member has its tokens; the next piece gets all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, value: Tensor) -> Any:
+        return value, axrt.Gathered(self.norm(value))
+
+
+class Inner(nn.Module):
+    """Each member has some of the inner features of all tokens."""
+
+    def __init__(self, inner: int = 4 * WIDTH) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        return before, axrt.Sum(self.down(torch.relu(self.up(given))))
+
+
+class Added(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Tensor:
+        before, made = value
+        out: Tensor = before + self.dropout(made)
+        return out
+
+
+class Mlp(axrt.InPieces):
+    """A layer with two joints, as people write it."""
+
+    def __init__(self, inner: int = 4 * WIDTH, dropout: float = 0.0) -> None:
+        super().__init__([Normed(), Inner(inner), Added(dropout)])
+
+
+class Mixed(nn.Module):
+    """A layer that nobody has cut: tokens see those before them, and dropout draws."""
+
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout)
+
+    def forward(self, value: Tensor) -> Tensor:
+        before = value.cumsum(-2) / torch.arange(1, value.shape[-2] + 1).unsqueeze(-1)
+        out: Tensor = value + self.dropout(self.linear(before))
+        return out
+
+
+CUTS = {"*.up": "column", "*.down": "row"}
+
+
+def mlps() -> axrt.PipelineModule:
+    """Features, and a loss of each token by itself."""
+    return axrt.PipelineModule(
+        [axrt.LayerSpec(Mlp) for _ in range(4)],
+        loss_fn=nn.functional.mse_loss,
+        tensor={**CUTS, "loss": "token"},
+    )
+
+
+def features(step: int) -> list[Item]:
+    made = torch.Generator().manual_seed(step)
+    shape = (TOKENS, WIDTH)
+    return [
+        (torch.randn(shape, generator=made), torch.randn(shape, generator=made))
+        for _ in range(MICROBATCHES)
+    ]
+
+
+def of_predicted(logits: Tensor, targets: Tensor) -> Tensor:
+    """A mean over tokens that count, of which members have different numbers."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0)
+
+
+def summed(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as a sum and its weight, which may be of some tokens alone."""
+    loss = nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="sum"
+    )
+    return loss, (targets != 0).sum().float()
+
+
+def head(layer: nn.Module, value: Tensor) -> Tensor:
+    assert isinstance(layer, nn.Embedding)
+    return nn.functional.linear(value, layer.weight)
+
+
+def language(loss_fn: Callable[[Any, Any], Any] = of_predicted, **more: str) -> axrt.PipelineModule:
+    """Tied layers, layers in pieces, one of tokens, and whole ones."""
+    return axrt.PipelineModule(
+        [
+            axrt.TiedLayerSpec("words", nn.Embedding, VOCAB, WIDTH),
+            axrt.LayerSpec(Mlp),
+            axrt.LayerSpec(Mixed),
+            axrt.LayerSpec(Mlp, 2 * WIDTH),
+            axrt.LayerSpec(nn.LayerNorm, WIDTH),
+            axrt.TiedLayerSpec("words", nn.Embedding, VOCAB, WIDTH, forward_fn=head),
+        ],
+        loss_fn=loss_fn,
+        tensor={**CUTS, "4": "token", **more},
+    )
+
+
+def by_tokens() -> axrt.PipelineModule:
+    return language(summed, loss="token")
+
+
+def sentences(step: int) -> list[Item]:
+    """Two sequences a microbatch; the first half of them has few targets that count."""
+    made = torch.Generator().manual_seed(step)
+    found = []
+    for _ in range(2 * MICROBATCHES):
+        tokens = torch.randint(1, VOCAB, (2, TOKENS + 1), generator=made)
+        targets = tokens[:, 1:].clone()
+        targets[:, 1 : TOKENS // 2] = 0
+        found.append((tokens[:, :-1], targets))
+    return found
+
+
+def few_sentences(step: int) -> list[Item]:
+    return sentences(step)[:MICROBATCHES]
+
+
+def trained(
+    model: Callable[[], axrt.PipelineModule],
+    batches: Callable[[int], Sequence[Item]],
+    pipe: int,
+    tensor: int,
+    data: int = 1,
+    *,
+    seed: int = 1,
+    steps: int = 2,
+    factory: Any = adamw,
+    **sections: dict[str, Any],
+) -> Outcome:
+    """What a job makes, cut weights put together; whole ones are the same on all members."""
+    layout = {"tensor": tensor, "pipe": pipe, "data": data}
+    config = configured(MICROBATCHES, **{**sections, "parallel": layout})
+
+    def main(transport: Any) -> tuple[int, Outcome]:
+        return transport.rank % tensor, train_on_a_rank(
+            transport, model(), batches, steps, config, factory
+        )
+
+    ranks = LocalWorld(pipe * tensor * data, seed).run(main)
+    whole: dict[str, dict[int, Tensor]] = {}
+    for member, outcome in ranks:
+        assert outcome.losses == ranks[0][1].losses
+        for name, value in outcome.parameters.items():
+            before = whole.setdefault(name, {}).setdefault(member, value)
+            assert torch.equal(before, value), f"replicas differ in {name}"
+    return Outcome(
+        ranks[0][1].losses,
+        ranks[0][1].norms,
+        {name: put_together(name, of) for name, of in whole.items()},
+    )
+
+
+def put_together(name: str, of_members: dict[int, Tensor]) -> Tensor:
+    parts = [of_members[member] for member in sorted(of_members)]
+    if ".up." in name:
+        return torch.cat(parts)
+    if name.endswith("down.weight"):
+        return torch.cat(parts, 1)
+    assert name.endswith("down.bias") or all(torch.equal(parts[0], part) for part in parts)
+    return parts[0]
+
+
+def assert_close(found: Outcome, expected: Outcome) -> None:
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-4)
+    for name, value in expected.parameters.items():
+        torch.testing.assert_close(found.parameters[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_team_trains_as_plain_torch_under_any_policy(policy: str) -> None:
+    found = trained(mlps, features, 2, 2, schedule={"policy": policy}, factory=momentum)
+    assert_close(found, plain_torch(mlps, features, 2, momentum))
+
+
+@pytest.mark.parametrize(("pipe", "tensor", "data"), [(1, 2, 1), (2, 2, 1), (1, 4, 1), (2, 2, 2)])
+@pytest.mark.parametrize("model", [language, by_tokens])
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+def test_any_layer_is_right_in_a_team(
+    policy: str, model: Callable[[], axrt.PipelineModule], pipe: int, tensor: int, data: int
+) -> None:
+    batches = sentences if data == 2 else few_sentences
+    clip = {"clip": 0.5}
+    found = trained(model, batches, pipe, tensor, data, schedule={"policy": policy}, optimizer=clip)
+    assert_close(found, plain_torch(model, batches, 2, clip=0.5))
+
+
+def test_bits_depend_on_no_order_of_messages() -> None:
+    first, *others = [
+        trained(language, few_sentences, 2, 2, seed=seed, schedule={"policy": "zb-h2"})
+        for seed in range(4)
+    ]
+    assert all(other == first for other in others)
+
+
+def test_narrow_types_in_a_team() -> None:
+    bf16 = {"compute": "bfloat16"}
+    found = trained(language, few_sentences, 2, 2, precision=bf16)
+    expected = plain_torch(language, few_sentences, 2, compute=torch.bfloat16)
+    assert found.losses == pytest.approx(expected.losses, rel=2e-2)
+
+
+def test_members_draw_for_themselves_in_pieces_and_alike_in_whole_layers() -> None:
+    found: dict[tuple[str, int], Tensor] = {}
+
+    class Notes(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name, self.linear = name, nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, value: Tensor) -> Tensor:
+            found[self.name, torch.initial_seed()] = torch.rand(4)
+            out: Tensor = self.linear(value)
+            return out
+
+    def model() -> axrt.PipelineModule:
+        layers = [axrt.LayerSpec(Notes, name) for name in ("tokens", "whole")]
+        return axrt.PipelineModule(
+            [*layers, axrt.LayerSpec(Mlp)], nn.functional.mse_loss, tensor={**CUTS, "0": "token"}
+        )
+
+    trained(model, features, 1, 2, steps=1)
+    kinds = [name for name, _ in found]
+    assert kinds.count("tokens") == 2 * MICROBATCHES
+    assert kinds.count("whole") == MICROBATCHES
+
+
+REFUSED = [
+    (lambda: language_of({}), "says nothing of how its matrices"),
+    (lambda: language_of({"*.upp": "column"}), "'*.upp' matches nothing.*nearest is"),
+    (lambda: language_of({"*.norm": "token"}), "matches nothing; expected the index of a layer"),
+    (lambda: language_of({"*.norm": "row"}), "is a LayerNorm; expected an nn.Linear"),
+    (lambda: language_of({"2.linear": "row"}), "layer 2, a Mixed, which does not say where"),
+    (lambda: language_of({**CUTS, "1*.up": "column"}), "both '.*' and '.*' name 1.pieces.1.up"),
+    (lambda: language_of(CUTS, inner=9), "has 9 outputs, and parallel.tensor = 2"),
+]
+
+
+def language_of(cuts: dict[str, str], inner: int = 8) -> axrt.PipelineModule:
+    return axrt.PipelineModule(
+        [
+            axrt.LayerSpec(nn.Linear, WIDTH, WIDTH),
+            axrt.LayerSpec(Mlp, inner),
+            axrt.LayerSpec(Mixed),
+        ],
+        nn.functional.mse_loss,
+        tensor=cuts,
+    )
+
+
+@pytest.mark.parametrize(("model", "text"), REFUSED)
+def test_what_members_cannot_share_out_is_refused(
+    model: Callable[[], axrt.PipelineModule], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        trained(model, features, 1, 2)
+
+
+def test_a_module_given_as_it_is_is_not_cut() -> None:
+    with pytest.raises(ConfigError, match=r"expected layer 0 as an axrt\.LayerSpec"):
+        trained(
+            lambda: axrt.PipelineModule([Mlp()], nn.functional.mse_loss, tensor=CUTS),
+            *(features, 1, 2),
+        )
+
+
+def test_words_of_a_plan_are_checked() -> None:
+    with pytest.raises(ConfigError, match="'columns'; expected one of 'column', 'row', 'token'"):
+        language_of({"*.up": "columns"})
+    with pytest.raises(ConfigError, match="'loss' is 'row'; expected one of 'token'"):
+        language_of({"loss": "row"})
+
+
+class NoSum(Inner):
+    """Forgets to add up."""
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        return before, self.down(torch.relu(self.up(given)))
+
+
+class OpenEnd(Inner):
+    """Ends in a joint."""
+
+    def forward(self, value: Any) -> Any:
+        return axrt.Sum(self.down(self.up(value)))
+
+
+class Forgetful(axrt.InPieces):
+    def __init__(self) -> None:
+        super().__init__([Normed(), NoSum(), Added()])
+
+
+class Open(axrt.InPieces):
+    def __init__(self) -> None:
+        super().__init__([nn.Identity(), OpenEnd()])
+
+
+class Hooked(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (Forgetful, "must match the size"),
+        (Open, "the last piece returned Sum"),
+        (Hooked, "has hooks or a forward of its own"),
+    ],
+)
+def test_pieces_that_do_not_add_up_are_refused(layer: type[nn.Module], text: str) -> None:
+    def model() -> axrt.PipelineModule:
+        return axrt.PipelineModule([axrt.LayerSpec(layer)], nn.functional.mse_loss, tensor=CUTS)
+
+    with pytest.raises((ModelError, RuntimeError), match=text):
+        trained(model, features, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("memory", "zero", 1),
+        ("memory", "offload", "stream"),
+        ("memory", "recompute", "full"),
+        ("schedule", "share", True),
+        ("schedule", "policy", "auto"),
+        ("parallel", "collectives", "library"),
+        ("run", "compile", "inductor"),
+        ("checkpoint", "every", 2),
+    ],
+)
+def test_what_a_team_does_not_take_yet_is_refused(section: str, key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}.{key} = .* with parallel.tensor = 2"):
+        axrt.Config.read(with_section({"parallel": {"tensor": 2}}, section, key, value))
+
+
+def with_section(
+    config: dict[str, dict[str, Any]], section: str, key: str, value: object
+) -> dict[str, dict[str, Any]]:
+    config.setdefault(section, {})[key] = value
+    return config
+
+
+def test_an_engine_of_a_team_refuses_what_does_not_know_it_and_goes_on(tmp_path: Any) -> None:
+    config = configured(MICROBATCHES, parallel={"tensor": 2})
+
+    def main(transport: Any) -> float:
+        with axrt.initialize(mlps(), adamw, config=config, transport=transport) as engine:
+            for refused in (
+                lambda: engine.eval_batch(iter(features(0))),
+                lambda: engine.save_checkpoint(tmp_path / "one"),
+                lambda: engine.load_checkpoint(tmp_path / "one"),
+                lambda: engine.keep_in_memory(tmp_path),
+            ):
+                with pytest.raises(ConfigError, match=r"with parallel\.tensor = 2"):
+                    refused()
+            return engine.train_batch(iter(features(0))).loss
+
+    first, second = LocalWorld(2, 1).run(main)
+    assert first == second == pytest.approx(plain_torch(mlps, features, 2).losses[0], rel=1e-5)
+    assert not list(tmp_path.iterdir())
