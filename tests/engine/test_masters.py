@@ -315,12 +315,20 @@ def normed() -> axrt.PipelineModule:
     )
 
 
-@pytest.mark.parametrize("data", [1, 2])
-def test_an_overflow_skips_the_step_everywhere_as_if_the_batch_had_not_been(data: int) -> None:
+@pytest.mark.parametrize(("data", "offload"), [(1, "none"), (2, "none"), (1, "cpu")])
+def test_an_overflow_skips_the_step_everywhere_as_if_the_batch_had_not_been(
+    data: int, offload: str
+) -> None:
+    """Buffers too, whatever steps the buckets."""
     seen: dict[int, list[Any]] = {}
 
     def rank_main(transport: Transport) -> None:
-        config = configured(MICROBATCHES, precision=FLOAT16, parallel={"data": data})
+        config = configured(
+            MICROBATCHES,
+            precision=FLOAT16,
+            parallel={"data": data},
+            memory={"offload": offload, "scratch": "host"},
+        )
         with axrt.initialize(normed(), adamw, config=config, transport=transport) as engine:
             told = []
             for step in range(4):
