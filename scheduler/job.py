@@ -238,6 +238,7 @@ class Job(Numbering):
             policy=Nested(),
             replicas=self.replicas,
             trains=False,
+            joints={stage: StageJoints(of.forward, 0) for stage, of in self.joints.items()},
         )
 
     def alone(self) -> "Job":

@@ -188,7 +188,6 @@ class Engine(EngineInfo):
         Raises:
             DataError: no replica has a microbatch; raised on every rank. The engine goes on.
         """
-        self._check_alone("eval_batch")
         with self._guard.working():
             self._weights.publish()
             result = self._trainer.evaluate(batches, outputs)

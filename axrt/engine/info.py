@@ -49,7 +49,8 @@ class EngineInfo:
     @property
     def reads(self) -> bool:
         """True if this rank draws the batches of its replica; the other ranks ignore them."""
-        return self._rank.mesh.pipe_rank == self._job.placement.rank_of(0)
+        mesh = self._rank.mesh
+        return mesh.member == 0 and mesh.pipe_rank == self._job.placement.rank_of(0)
 
     @property
     def num_trained(self) -> int:

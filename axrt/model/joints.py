@@ -102,6 +102,16 @@ def own_tokens(payload: Any, team: Team) -> Any:
     return unflatten(skeleton, [slice_of(tensor, *team).contiguous() for tensor in tensors])
 
 
+def tokens_of_all(payloads: Sequence[Any]) -> Any:
+    """A payload with the tokens of all members, from what each of them has."""
+    parts = [flatten(payload) for payload in payloads]
+    together = [
+        torch.cat(of_all, token_dim(of_all[0]))
+        for of_all in zip(*(tensors for _, tensors in parts), strict=True)
+    ]
+    return unflatten(parts[0][0], together)
+
+
 def added_up(addends: Sequence[Tensor]) -> Tensor:
     """The sum of addends of one type, in float32 and a balanced tree."""
     level = [one.float() for one in addends]

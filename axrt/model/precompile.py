@@ -56,7 +56,7 @@ def precompile(
                 _train_once(stage, copied(value), copied(target))
             with here.evaluating():
                 for stage, value in stages:
-                    stage.evaluate(0, copied(detached(value)), copied(target))
+                    stage.evaluation.run(0, copied(detached(value)), copied(target))
         here.drop()
     except Exception as error:
         error.add_note(

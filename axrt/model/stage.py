@@ -29,6 +29,7 @@ from axrt.transport.payload import copied, flatten, unflatten
 
 from .buffers import Remembered, buffers_in_place_of, recall, remembered_buffers
 from .deferral import Deferral
+from .evaluation import StageEvaluation
 from .forward_pieces import forward_by_piece, pauses_in
 from .inlet import Gradients, Inflow, Inlet
 from .joints import Came, Joint
@@ -64,6 +65,7 @@ class Stage:
         device: device that they compute on.
         deferral: weight gradients that wait.
         forward_pieces: pieces that a forward comes in, one more than the pauses in it.
+        evaluation: its forwards in evaluation mode.
     """
 
     def __init__(
@@ -102,6 +104,9 @@ class Stage:
         )
         self._cuts: tuple[int, ...] = ()
         self._may_be_cut = False  # known when a microbatch has run in pieces
+        self.evaluation = StageEvaluation(
+            self._runs, settings.of_team, self._to_send if self._weights_leave else None
+        )
         self._before_step: list[Remembered] = []
         looks = settings.looks and loss_fn is None
         self._looks = set(range(len(layers))) if looks else set()
@@ -285,24 +290,6 @@ class Stage:
         """
         with self.deferral.collecting(number):
             return self.backward(number, gradients)
-
-    @torch.no_grad()
-    def evaluate(self, number: int, inputs: Any, target: Any) -> Any:
-        """Run the forward of a microbatch in evaluation mode and keep nothing.
-
-        Args:
-            target: target for the loss, on the last stage; None elsewhere.
-        Returns:
-            The outputs that travel on; on the last stage the outputs and the loss, (mean, None) or
-            (sum, weight).
-        """
-        outputs = self._runs.run(number, inputs, 0, len(self._runs))
-        loss = self._runs.loss(outputs, target) if self._runs.has_loss else None
-        if self._weights_leave:  # while others may still be reading them
-            with suppress(TypeError):  # what cannot travel is read here alone
-                skeleton, tensors = flatten(outputs)
-                outputs = unflatten(skeleton, list(map(self._to_send, tensors)))
-        return outputs if loss is None else (outputs, loss)
 
     def remember_buffers(self) -> None:
         """Keep the values that buffers, such as running means, have before a step that may be

@@ -35,6 +35,18 @@ def mean_loss(pipes: list[Losses]) -> float:
     return sum(values) / (len(values) if weight is None else weight) if values else float("nan")
 
 
+def losses_of_members(members: list[Losses]) -> Losses:
+    """The losses of one pipe's microbatches, from what each member of a team has of its tokens."""
+    weights = None
+    if all(losses.weights is not None for losses in members):
+        weights = [
+            sum(of) for of in zip(*(losses.weights or () for losses in members), strict=True)
+        ]
+    share = len(members) if weights is None else 1
+    of_each = zip(*(losses.values for losses in members), strict=True)
+    return Losses([sum(of) / share for of in of_each], weights)
+
+
 def total_weight(pipes: list[Losses]) -> float | None:
     """The sum of all weights; None where losses are means.
 

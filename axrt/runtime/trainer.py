@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from axrt.config import Optimizer
-from axrt.model.joints import Team
+from axrt.model.joints import Team, tokens_of_all
 from axrt.model.preflight import warn_of_equal_readers
 from axrt.results import EvalResult, StepResult
 from axrt.scheduler.job import Job, StageCopy
@@ -33,6 +33,7 @@ from axrt.workers.collectives import CollectiveWorker
 from axrt.workers.evaluation import EvaluationWorker, WeightsOnDemand
 from axrt.workers.gradients import GradientWorker
 from axrt.workers.offload import OffloadWorker
+from axrt.workers.slices import SliceMail
 from axrt.workers.slot_numbers import SlotNumbers
 from axrt.workers.stages import StageWorker
 from axrt.workers.stash import StashWorker
@@ -42,7 +43,7 @@ from axrt.workers.worker import Land, Mail, Worker, Workers
 
 from .exchange import Collected
 from .groups import groups_on
-from .losses import Losses
+from .losses import Losses, losses_of_members
 from .rank import Rank
 from .reader import BatchReader
 from .session import Session
@@ -216,8 +217,13 @@ class Trainer:
         self._generation += 1
         generation, rank, job, mail = self._generation, self._rank, self._evaluation, Mail()
         come = self._weights_on_demand()
-        worker = EvaluationWorker(job, self._model.stages, mail, outputs, come.bring)
-        mesh = rank.mesh
+        mesh, team = rank.mesh, Team(rank.mesh.member, rank.mesh.tensor)
+        pipe_of = {
+            stage: job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage, mesh.member)
+            for stage in job.placement.stages_of(mesh.pipe_rank)
+        }
+        slices = SliceMail(job, mail, pipe_of, team) if team.size > 1 else None
+        worker = EvaluationWorker(job, self._model.stages, mail, outputs, slices, come.bring)
         state = RankState(
             job, mesh.pipe_rank, replica=mesh.data_rank, member=mesh.member, checks=False
         )
@@ -226,22 +232,32 @@ class Trainer:
         with self._model.evaluating():
             with self._whole_weights(), come:
                 rank.loop.run(session, lambda: state.finished)
-            if rank.mesh.pipe_rank == last:
-                losses = worker.losses()
+            if mesh.pipe_rank == last:
+                losses, stage = worker.losses(), self._model.stages[job.last_stage]
+                keeps = mesh.member == 0 or not stage.evaluation.outputs_are_whole
+                about = mesh.data_rank * team.size + mesh.member
                 for to in range(rank.size):
-                    said = (*losses, worker.outputs * (to == MAIN))
-                    rank.exchange.tell(
-                        to, ControlMessage(Topic.EVALUATED, rank.mesh.data_rank), said, generation
-                    )
-        last_ranks = [rank.mesh.rank_of(replica, last) for replica in range(job.replicas)]
+                    said = (*losses, worker.outputs * (keeps and to == MAIN))
+                    control = ControlMessage(Topic.EVALUATED, about)
+                    rank.exchange.tell(to, control, said, generation)
+        pipes = range(job.replicas * team.size)
+        last_ranks = [
+            self._rank.mesh.rank_of(*job.place_of(pipe, job.last_stage)) for pipe in pipes
+        ]
         evaluated = rank.exchange.claim(Topic.EVALUATED, 0, last_ranks, generation=generation)
         what = "the results of an evaluation"
         if state.end == 0 and not any(of for of, *_ in rank.exchange.awaited(evaluated, what)):
             return None
         given = rank.user_tensors.given
-        return EvalResult(
-            lambda: [(Losses(*of), given(kept)) for *of, kept in self._wait(evaluated, what)]
-        )
+
+        def found() -> list[tuple[Losses, list[Any]]]:
+            of_pipes = [(Losses(*of), given(kept)) for *of, kept in self._wait(evaluated, what)]
+            return [
+                _of_members(of_pipes[first : first + team.size])
+                for first in range(0, len(of_pipes), team.size)
+            ]
+
+        return EvalResult(found)
 
     @contextmanager
     def _whole_weights(self) -> Iterator[None]:
@@ -313,3 +329,14 @@ class Trainer:
 
     def _rank_of(self, pipe: int, stage: int) -> int:
         return self._rank.mesh.rank_of(*self._job.place_of(pipe, stage))
+
+
+def _of_members(found: list[tuple[Losses, list[Any]]]) -> tuple[Losses, list[Any]]:
+    """The losses and outputs of a replica, from what each member of its last stage has."""
+    if len(found) == 1:
+        return found[0]
+    outputs = [kept for _, kept in found if kept]
+    together = [tokens_of_all(of_one) for of_one in zip(*outputs, strict=True)]
+    return losses_of_members([losses for losses, _ in found]), (
+        outputs[0] if len(outputs) == 1 else together
+    )

@@ -2,10 +2,11 @@
 
 # Forwards run without a graph and keep nothing for a backward. The backwards of the table are kept,
 # as empty tasks: what a policy allows in flight is bounded by them, so an evaluation needs no
-# policy of its own, and no more memory for messages than a training.
+# policy of its own, and no more memory for messages than a training. Where a team holds the stages
+# a forward has a piece between two joints, as in a training; a backward has none.
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,12 +14,13 @@ from axrt.model.stage import Stage
 from axrt.runtime.losses import Losses
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
-from axrt.scheduler.task import Kind, Task
+from axrt.scheduler.task import AnyKind, Kind, Task
 from axrt.store.bucket import Bucket
 from axrt.store.whole_weights import Check
 
 from .losses import LossReader
-from .worker import Made, Mail, Worker, nothing
+from .slices import SliceMail
+from .worker import WHOLE, Made, Mail, Piece, Worker, nothing
 
 _CHECKS_KEPT = 256
 
@@ -74,7 +76,8 @@ class EvaluationWorker(Worker):
     Args:
         stages: stages of this rank in evaluation mode, by number.
         keeps_outputs: True to keep the outputs of every microbatch, on the rank that holds the last
-            stage.
+            stage; in a team they are those of the member's tokens.
+        slices: slices of the other members of a team; None: there are none.
         bring: function that is called with the stage of each forward before it runs.
     Attributes:
         outputs: outputs of the last layer, one entry a microbatch, in order.
@@ -88,9 +91,10 @@ class EvaluationWorker(Worker):
         stages: Mapping[int, Stage],
         mail: Mail,
         keeps_outputs: bool,
+        slices: SliceMail | None = None,
         bring: Callable[[int], None] = lambda stage: None,
     ) -> None:
-        self._bring = bring
+        self._job, self._slices, self._bring = job, slices, bring
         self._last, self._stages, self._mail = job.last_stage, stages, mail
         self._keeps_outputs = keeps_outputs
         self._losses = LossReader()
@@ -101,25 +105,50 @@ class EvaluationWorker(Worker):
         let go."""
         return self._losses.take()
 
+    @property
+    def in_known_pieces(self) -> Collection[AnyKind]:
+        return (Kind.FORWARD,) if self._job.joints else ()
+
+    def piece_of(self, task: Task) -> Piece:
+        if task.kind is not Kind.FORWARD:
+            return WHOLE
+        return Piece(task.part < self._job.joints_of(task.stage).forward)
+
     def run(self, task: Task) -> Made:
         if task.kind is not Kind.FORWARD:
             return nothing
-        _, stage, number, _ = task
-        inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
-        self._bring(stage)
+        _, stage, number, part = task
+        if part == 0:
+            self._bring(stage)
+        made = self._evaluated(task)
+        if self._slices is not None and self.piece_of(task).more:
+            return self._slices.leaving(task, made.outgoing)
         if stage < self._last:
-            outputs = self._stages[stage].evaluate(number, inputs, None)
-            return lambda message: outputs
-        outputs, loss = self._stages[stage].evaluate(
-            number, inputs, self._mail.take(Meaning.TARGET, stage, number)
-        )
+            return lambda message: made
+        outputs, loss = made
         self._losses.start(number, *loss)
         if self._keeps_outputs:
             self.outputs.append(outputs)
         return nothing
 
+    def _evaluated(self, task: Task) -> Any:
+        """What a stage makes of a microbatch, or of its next piece."""
+        _, stage, number, part = task
+        given = None
+        if part == 0:
+            inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
+            target = self._mail.take(Meaning.TARGET, stage, number) if stage == self._last else None
+            given = inputs, target
+        if self._slices is None:
+            assert given is not None, "a forward that nobody shares has one piece"
+            return self._stages[stage].evaluation.run(number, *given)
+        joints = self._job.joints_of(stage).forward
+        came = self._slices.came(Meaning.SLICE, task, joints)
+        return self._stages[stage].evaluation.run_piece(number, given, came)
+
     def complete(self, task: Task, made: Made) -> Made:
-        if task.kind is Kind.FORWARD and task.stage == self._last:
+        is_forward = task.kind is Kind.FORWARD and not self.piece_of(task).more
+        if is_forward and task.stage == self._last:
             self._losses.read(
                 task.microbatch,
                 lambda: f"evaluation microbatch {task.microbatch}, stage {task.stage}",

@@ -17,14 +17,15 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from axrt.model.joints import ALONE, Came, Slices, Team
+from axrt.model.joints import ALONE, Team
 from axrt.model.stage import Stage
 from axrt.scheduler.job import Job
-from axrt.scheduler.message import Meaning, numbers_of
+from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import AnyKind, Kind, Task
 
 from .gradients import GradientWorker
 from .losses import LossReader
+from .slices import SliceMail
 from .slot_numbers import SlotNumbers
 from .worker import WHOLE, Made, Mail, Piece, Worker, nothing
 
@@ -55,7 +56,8 @@ class StageWorker(Worker):
     ) -> None:
         self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
         self._last, self._losses, self._may_skip = job.last_stage, LossReader(may_skip), may_skip
-        self._slots, self._team, self._pipe_of = slots, team, pipe_of
+        self._slots, self._team = slots, team
+        self._slices = SliceMail(job, mail, pipe_of, team)
         self._splits, self._marks, self._a_step = job.splits, job.marks(), job.microbatches
         self._shares = job.drawn > 0
         self._forwards = 0  # of the last stage, in this step
@@ -142,37 +144,11 @@ class StageWorker(Worker):
         piece = self.piece_of(task)
         if number is None:  # an empty slot
             return nothing if piece.more else lambda message: self._slots.pack(stage, slot, None)
-        came = self._came(Meaning.SLICE, task, self._job.joints_of(stage).forward)
+        came = self._slices.came(Meaning.SLICE, task, self._job.joints_of(stage).forward)
         outputs = self._stages[stage].forward_piece(number, None, came)
         if piece.more:
-            return self._slices(task, outputs.outgoing) if outputs is not None else nothing
+            return self._slices.leaving(task, outputs.outgoing) if outputs is not None else nothing
         return self._sent(stage, slot, number, outputs)
-
-    def _came(self, meaning: Meaning, task: Task, joints: int) -> Came | None:
-        """The slices of the other members that a piece behind a joint goes on with; None where
-        there is no joint before it."""
-        if not (joints and task.part):
-            return None
-        others = [member for member in range(self._team.size) if member != self._team.member]
-        ordinal = task.microbatch // self._job.placement.pipes
-        joint = ordinal * joints + task.part - 1
-        numbers = numbers_of(joint, len(others))
-        take = self._mail.take
-        return {
-            member: take(meaning, task.stage, number)
-            for member, number in zip(others, numbers, strict=True)
-        }
-
-    def _slices(self, task: Task, outgoing: Callable[[int], Slices]) -> Made:
-        """What a piece sends each other member. It is made now: the next piece may run before it
-        has left."""
-        team = self._job.team_of(self._pipe_of[task.stage])
-        made = {
-            pipe: outgoing(member)
-            for member, pipe in enumerate(team)
-            if member != self._team.member
-        }
-        return lambda message: made[message.pipe]
 
     def _forward(self, task: Task) -> Made:
         _, stage, slot, part = task
@@ -191,7 +167,7 @@ class StageWorker(Worker):
             if number is None:
                 return nothing
             joint = self._stages[stage].forward_piece(number, (inputs, target))
-            return self._slices(task, joint.outgoing) if joint is not None else nothing
+            return self._slices.leaving(task, joint.outgoing) if joint is not None else nothing
         if number is None:
             return lambda message: self._slots.pack(stage, slot, None)
         if self._team.size > 1:  # a stage without joints, yet with what members do with its layers
@@ -226,13 +202,13 @@ class StageWorker(Worker):
             pass
         elif piece.more or task.part:
             joints = self._job.joints_of(stage).back
-            came = self._came(Meaning.SLICE_BACK, task, joints)
+            came = self._slices.came(Meaning.SLICE_BACK, task, joints)
             gradients = self._stages[stage].backward_piece(number, given, came)
         else:
             gradients = self._stages[stage].backward(number, given)
         self._end(task, piece)
         if piece.more and self._job.joints and number is not None:
-            return self._slices(task, self._stages[stage].open(number).outgoing)
+            return self._slices.leaving(task, self._stages[stage].open(number).outgoing)
         return lambda message: (
             self._gradients.part(message) if message.meaning.of_a_bucket else gradients
         )
@@ -248,10 +224,10 @@ class StageWorker(Worker):
         if not joints:
             gradients = self._stages[stage].input_gradient(number, given)
             return lambda message: gradients
-        came = self._came(Meaning.SLICE_BACK, task, joints)
+        came = self._slices.came(Meaning.SLICE_BACK, task, joints)
         gradients = self._stages[stage].input_piece(number, given, came)
         if part < joints:
-            return self._slices(task, self._stages[stage].open(number).outgoing)
+            return self._slices.leaving(task, self._stages[stage].open(number).outgoing)
         return lambda message: gradients
 
     def _weight(self, task: Task) -> Made:

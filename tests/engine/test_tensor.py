@@ -264,6 +264,34 @@ def test_members_draw_for_themselves_in_pieces_and_alike_in_whole_layers() -> No
     assert kinds.count("whole") == MICROBATCHES
 
 
+@pytest.mark.parametrize("policy", ["1f1b", "zb-v", "chimera"])
+@pytest.mark.parametrize("model", [language, by_tokens])
+def test_an_evaluation_in_a_team_is_that_of_plain_torch(
+    model: Callable[[], axrt.PipelineModule], policy: str
+) -> None:
+    whole = model().sequential(7).eval()
+    with torch.no_grad():
+        expected = [whole(inputs) for inputs, _ in few_sentences(0)]
+        targets = [of_one for _, of_one in few_sentences(0)]
+        means = list(map(of_predicted, expected, targets))
+        sums, weights = zip(*map(summed, expected, targets), strict=True)
+    config = configured(MICROBATCHES, parallel={"tensor": 2}, schedule={"policy": policy})
+
+    def main(transport: Any) -> tuple[float, int, list[Tensor]]:
+        with axrt.initialize(model(), adamw, config=config, transport=transport) as engine:
+            batches = iter(few_sentences(0)) if engine.reads else None
+            found = engine.eval_batch(batches, outputs=True)
+            return found.loss, found.microbatches, found.outputs
+
+    main_rank, *others = LocalWorld(4, 3).run(main)
+    for loss, microbatches, _ in (main_rank, *others):
+        assert microbatches == MICROBATCHES
+        plain = sum(means) / len(means) if model is language else sum(sums) / sum(weights)
+        assert loss == pytest.approx(float(plain), rel=1e-5)
+    torch.testing.assert_close(main_rank[2], expected, rtol=1e-4, atol=1e-5)
+    assert not any(outputs for *_, outputs in others)
+
+
 REFUSED = [
     (lambda: language_of({}), "says nothing of how its matrices"),
     (lambda: language_of({"*.upp": "column"}), "'*.upp' matches nothing.*nearest is"),
@@ -388,7 +416,6 @@ def test_an_engine_of_a_team_refuses_what_does_not_know_it_and_goes_on(tmp_path:
     def main(transport: Any) -> float:
         with axrt.initialize(mlps(), adamw, config=config, transport=transport) as engine:
             for refused in (
-                lambda: engine.eval_batch(iter(features(0))),
                 lambda: engine.save_checkpoint(tmp_path / "one"),
                 lambda: engine.load_checkpoint(tmp_path / "one"),
                 lambda: engine.keep_in_memory(tmp_path),
