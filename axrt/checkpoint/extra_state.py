@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from axrt.errors import DamagedError, DataError, SaveError
 from axrt.scheduler.regular_file import MALFORMED, json_of
 
-from .tensor_file import CheckedFile
+from .tensor_file import CheckedTensors
 
 _SUFFIX = "_extra_state"  # of its name in a state dict, as torch has it
 _LENGTH_BYTES = 8
@@ -124,7 +124,7 @@ def _state(told: Any, tensor: Callable[[str, list[int]], Tensor]) -> Any:
     return {key: _state(one, tensor) for key, one in value}
 
 
-def states_in(files: Mapping[int, CheckedFile]) -> dict[tuple[int, str], Any]:
+def states_in(files: Mapping[int, CheckedTensors]) -> dict[tuple[int, str], Any]:
     """The extra state in files of weights, by index of the layer and path of the module in it.
 
     Args:

@@ -7,7 +7,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError, DataError
+from axrt.model.tensor_cuts import Parts
 from axrt.scheduler.regular_file import MALFORMED, json_of
 from axrt.store.bucket import Bucket
 from axrt.store.local_model import LocalModel
@@ -22,8 +23,9 @@ from axrt.store.state import ParameterState
 
 from .extra_state import encoded, give_back, has_own_loading, is_extra, states_in
 from .manifest import Manifest
+from .parts_of_file import PartsOfFile
 from .slices import SliceReader
-from .tensor_file import CheckedFile, Look, Tensors, check_file, copy_all, look_away
+from .tensor_file import CheckedFile, CheckedTensors, Look, Tensors, check_file, copy_all, look_away
 
 _FILES = 3  # are read at a time, so that the disk has work while one of them ends
 Weights = Mapping[int, Tensors]  # and buffers, by index of the layer and by name
@@ -54,8 +56,8 @@ class File(NamedTuple):
 class CheckedLayers:
     """Files that have been checked, for the layers of one rank."""
 
-    weights: Mapping[int, CheckedFile]  # files of weights and buffers, by index of the layer
-    optimizers: Mapping[int, CheckedFile]  # files of optimizer state, by index of the layer
+    weights: Mapping[int, CheckedTensors]  # files of weights and buffers, by index of the layer
+    optimizers: Mapping[int, CheckedTensors]  # files of optimizer state, by index of the layer
     # optimizer state with tensors that have no values, by name of the parameter; a parameter
     # that was frozen when it was saved has none
     states: States
@@ -108,7 +110,8 @@ def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Chec
         ConfigError: the checkpoint is of another model, or of another optimizer.
     """
     reader = SliceReader()
-    weights = check_weights(directory, manifest, _values(all_weights(model)), reader)
+    parts = model.parts
+    weights = check_weights(directory, manifest, _values(all_weights(model)), reader, parts)
     places = [place for place, _ in model.layers()]
     with ThreadPoolExecutor(_FILES) as several:
         files = several.map(
@@ -119,21 +122,27 @@ def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Chec
     frozen: set[str] = set()
     for file in optimizers.values():
         of_layer, not_trained = _unpacked(file)
-        states.update(of_layer)
+        states.update(_parts_of(of_layer, parts))
         frozen.update(not_trained)
     for bucket in model.all_buckets:
         _check_optimizer(directory, bucket, states, frozen)
-    return CheckedLayers(weights, optimizers, states, states_in(weights))
+    seen = {place: _seen(file, parts) for place, file in optimizers.items()}
+    return CheckedLayers(weights, seen, states, states_in(weights))
 
 
 def check_weights(
-    directory: Path, manifest: Manifest, layers: Weights, reader: SliceReader
-) -> dict[int, CheckedFile]:
+    directory: Path,
+    manifest: Manifest,
+    layers: Weights,
+    reader: SliceReader,
+    parts: Parts | None = None,
+) -> dict[int, CheckedTensors]:
     """Read the files of weights and buffers of some layers, by index of the layer; errors are those
     of `check_layers`.
 
     Args:
         layers: the layers' own tensors, which the files must fit.
+        parts: what this member of a team has of some of them; None: there is no team.
     """
     with ThreadPoolExecutor(_FILES) as several:
         files = several.map(
@@ -141,11 +150,29 @@ def check_weights(
             layers,
         )
         found = dict(zip(layers, files, strict=True))
+    seen = {place: _seen(file, parts or {}) for place, (file, _) in found.items()}
     for place, mine in layers.items():
-        file, infinite = found[place]
-        _check(file.path, mine, file.like)
-        _check_finite(file, infinite)
-    return {place: file for place, (file, _) in found.items()}
+        _check(seen[place].path, mine, seen[place].like)
+        _check_finite(*found[place])
+    return seen
+
+
+def _seen(file: CheckedFile, parts: Parts) -> CheckedTensors:
+    """A file as this rank sees it."""
+    return PartsOfFile(file, parts) if parts else file
+
+
+def _parts_of(states: States, parts: Parts) -> dict[str, ParameterState]:
+    """What a member of a team has of the state of parameters."""
+    found = {}
+    for name, state in states.items():
+        part = parts.get(name)
+        if part is None:
+            found[name] = state
+        elif part.is_here:
+            tensors = {key: part.of(value) for key, value in state.tensors.items()}
+            found[name] = replace(state, tensors=tensors)
+    return found
 
 
 def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
@@ -171,7 +198,7 @@ def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
     give_back(model.layers(), checked.extra)
 
 
-def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:
+def take_weights(checked: Mapping[int, CheckedTensors], layers: Weights) -> None:
     """Copy what `check_weights` has checked into the layers' own tensors.
 
     Raises:

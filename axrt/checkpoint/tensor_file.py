@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -243,7 +243,21 @@ class CheckedFile:
         )
 
 
-def copy_all(copies: Sequence[tuple[CheckedFile, str, Tensor]]) -> None:
+class CheckedTensors(Protocol):
+    """The tensors of a file that has been checked, or parts of them; see `CheckedFile`."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+    @property
+    def like(self) -> dict[str, Tensor]: ...
+    def tensor(self, name: str) -> Tensor: ...
+    def reads_into(self, name: str, value: Tensor) -> bool: ...
+    def read_into(self, name: str, value: Tensor) -> None: ...
+
+
+def copy_all(copies: Sequence[tuple[CheckedTensors, str, Tensor]]) -> None:
     """Read tensors, several at a time, and copy each into one of its shape.
 
     Args:

@@ -66,7 +66,7 @@ def save_layers(
         return run_on(put, lambda: write_files(directory, _files(model)))
     files = [_copied(file, snapshot) for file in _files(model)]
     snapshot.begin()
-    return _after(snapshot, run_on(put, lambda: write_files(directory, files)))
+    return after_copies(snapshot, run_on(put, lambda: write_files(directory, files)))
 
 
 def save_shards(
@@ -92,7 +92,7 @@ def save_shards(
     }
     pieces = {layer: _pieces(model, layer, snapshot) for _, layer in model.layers()}
     snapshot.begin()
-    return _after(snapshot, _save_shards(directory, model, shards, copies, pieces.pop, put))
+    return after_copies(snapshot, _save_shards(directory, model, shards, copies, pieces.pop, put))
 
 
 class _Weight(NamedTuple):
@@ -162,7 +162,7 @@ def _save_shards(
     return records
 
 
-def _after(snapshot: Snapshot, steps: Steps[Records]) -> Steps[Records]:
+def after_copies(snapshot: Snapshot, steps: Steps[Records]) -> Steps[Records]:
     """Steps that come after the copies of a snapshot, and end in an error where these are not what
     was to be saved."""
     yield snapshot.copied

@@ -286,7 +286,6 @@ class Engine(EngineInfo):
             DataError: the optimizer or a module has state that is neither a tensor nor a plain
                 value. The job ends.
         """
-        self._check_alone("save_checkpoint")
         path = Path(path)
         with self._guard.agreeing():
             self._trainer.settle()
@@ -355,7 +354,6 @@ class Engine(EngineInfo):
                 damaged (a `DamagedError`); raised on every rank. Nothing is changed.
             AxrtError: a file has changed while it was loaded. The job ends.
         """
-        self._check_alone("load_checkpoint")
         path = Path(path)
         with self._guard.agreeing():
             self._trainer.settle()

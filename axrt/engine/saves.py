@@ -11,6 +11,7 @@ from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.manifest import Manifest
 from axrt.checkpoint.pieces import cut_of
 from axrt.checkpoint.snapshot import Snapshot, SnapshotArena
+from axrt.checkpoint.team_writing import save_team
 from axrt.checkpoint.writing import Records, keep_layers, save_layers, save_shards
 from axrt.errors import SaveError
 from axrt.runtime.coroutine import Put, Steps
@@ -46,7 +47,8 @@ class Saves:
         rank, job, first = parts.rank, parts.job, parts.trainer.ranks_of_replica(0)
         # Replicas but the first hold the same, where state is not sharded, and so do pipes but the
         # first.
-        self._writers = list(range(rank.size)) if job.shards else first
+        self._together = job.shards or job.team > 1  # layers come together where they are written
+        self._writers = list(range(rank.size)) if self._together else first
         self._snapshot: Snapshot | None = None
 
     def save(self, path: Path, at: Position, replaces: bool) -> None:
@@ -136,8 +138,9 @@ class Saves:
 
     def _writing(self) -> Callable[[Path], Steps[Records]] | None:
         """What writes the layers of this rank into a checkpoint."""
-        if self._job.shards:
-            return lambda directory: save_shards(directory, self._model, self._shards)
+        if self._together:
+            save = save_shards if self._job.shards else save_team
+            return lambda directory: save(directory, self._model, self._shards)
         mine = self._model.of_pipe(0)
         is_first = self._rank.mesh.data_rank == 0
         return (lambda directory: save_layers(directory, mine)) if is_first else None
@@ -146,10 +149,9 @@ class Saves:
         """The same, from a snapshot."""
         if self._rank.number not in self._writers:
             return None
-        if self._job.shards:
-            return lambda directory, put: save_shards(
-                directory, self._model, self._shards, snapshot, put
-            )
+        if self._together:
+            save = save_shards if self._job.shards else save_team
+            return lambda directory, put: save(directory, self._model, self._shards, snapshot, put)
         return lambda directory, put: save_layers(directory, self._model.of_pipe(0), snapshot, put)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from axrt.checkpoint.layers import check_weights, weights_file
 from axrt.checkpoint.manifest import Manifest
 from axrt.checkpoint.slices import SliceReader
-from axrt.checkpoint.tensor_file import CheckedFile
+from axrt.checkpoint.tensor_file import CheckedTensors
 from axrt.config import Config, Model
 from axrt.data.tokenizer import tokenizer_of
 from axrt.errors import ConfigError
@@ -89,7 +89,7 @@ class _Reader:
     def __init__(self, checkpoint: Path, manifest: Manifest, config: Config) -> None:
         self._checkpoint, self._manifest, self._model = checkpoint, manifest, config.model
         self._skeletons, self._slices = Skeletons(gpt(config).layers), SliceReader()
-        self._open: dict[int, CheckedFile] = {}
+        self._open: dict[int, CheckedTensors] = {}
 
     def shapes_of(self, entry: Entry) -> Mapping[str, torch.Size]:
         """The shapes of what an entry is there."""
@@ -102,7 +102,7 @@ class _Reader:
         for name, part in _theirs(entry, whole, self._model):
             yield name, part.contiguous()
 
-    def _file(self, place: int) -> CheckedFile:
+    def _file(self, place: int) -> CheckedTensors:
         if place not in self._open:
             layer = self._skeletons.layer(place)
             mine = {f"{place}.{name}": value for name, value in layer.state_dict().items()}

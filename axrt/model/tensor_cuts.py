@@ -7,15 +7,15 @@
 # A layer is built whole, with the weights that it has on one rank, and then cut. So what a run
 # begins from does not depend on the number of members.
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from axrt.errors import ConfigError
+from axrt.errors import ConfigError, ModelError
 from axrt.scheduler.plural import plural
 
 from .in_pieces import InPieces
@@ -25,6 +25,47 @@ from .team_layers import LOSS, TOKEN
 
 if TYPE_CHECKING:
     from .module import PipelineModule
+
+
+class Part(NamedTuple):
+    """What the members of a team have of a parameter."""
+
+    dim: int | None  # dimension along which it is cut; None: the first member has all of it
+    shape: torch.Size  # shape of the whole
+    team: Team  # this member, and how many share it out
+
+    @property
+    def is_here(self) -> bool:
+        """This member has some of it."""
+        return self.dim is not None or self.team.member == 0
+
+    def of(self, whole: Tensor) -> Tensor:
+        """What this member has of a tensor; all of one that has another shape, as a count of steps
+        has."""
+        if self.dim is None or whole.shape != self.shape:
+            return whole
+        return whole.chunk(self.team.size, self.dim)[self.team.member]
+
+    def whole(self, parts: Sequence[Tensor]) -> Tensor:
+        """The tensor, from what each member has of it; the first one's where it is a count, or is
+        not cut.
+
+        Raises:
+            ModelError: they do not come to the whole.
+        """
+        if self.dim is None or not parts[0].dim():
+            return parts[0]
+        together = torch.cat(list(parts), self.dim)
+        if together.shape != self.shape:
+            raise ModelError(
+                f"parts of shape {tuple(parts[0].shape)} come to {tuple(together.shape)}; expected "
+                f"{tuple(self.shape)}, that of a weight that members of a team share out"
+            )
+        return together
+
+
+Parts = Mapping[str, Part]  # by name of the parameter
+
 
 COLUMN, ROW = "column", "row"
 WAYS = (COLUMN, ROW, TOKEN)
@@ -148,12 +189,12 @@ class TensorCuts:
         plan: way to cut linear modules, by a pattern of their names, `layer.path`.
         team: this member, and how many share them out.
     Attributes:
-        names: names of the parameters that were cut.
+        parts: what the members have of each parameter that was cut.
     """
 
     def __init__(self, plan: Mapping[str, str], team: Team) -> None:
         self._plan, self._team = plan, team
-        self.names: set[str] = set()
+        self.parts: dict[str, Part] = {}
 
     def cut(self, place: int, layer: nn.Module) -> None:
         """Cut what the plan names in a layer."""
@@ -165,22 +206,18 @@ class TensorCuts:
                 self._cut(path, module, way)
 
     def _cut(self, path: str, module: nn.Linear, way: str) -> None:
-        member, size = self._team
-        width = module.out_features if way == COLUMN else module.in_features
-        mine = width // size
-        with torch.no_grad():
-            module.weight = _part(module.weight, 0 if way == COLUMN else 1, member * mine, mine)
-            if module.bias is not None and way == COLUMN:
-                module.bias = _part(module.bias, 0, member * mine, mine)
-            elif member:
-                module.register_parameter("bias", None)
+        dims = {"weight": 0, "bias": 0} if way == COLUMN else {"weight": 1, "bias": None}
+        for name, parameter in list(module.named_parameters()):
+            part = Part(dims[name], parameter.shape, self._team)
+            self.parts[f"{path}.{name}"] = part
+            mine = _parameter(part.of(parameter), parameter) if part.is_here else None
+            module.register_parameter(name, mine)
         if way == COLUMN:
-            module.out_features = mine
+            module.out_features = module.weight.shape[0]
         else:
-            module.in_features = mine
-        self.names |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+            module.in_features = module.weight.shape[1]
 
 
-def _part(whole: Tensor, dim: int, start: int, length: int) -> nn.Parameter:
-    part = whole.narrow(dim, start, length).clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(part, requires_grad=whole.requires_grad)
+def _parameter(part: Tensor, of: nn.Parameter) -> nn.Parameter:
+    own = part.detach().clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(own, requires_grad=of.requires_grad)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from axrt.scheduler.job import Job
-from axrt.store.saved_piece import SavedPiece
 from axrt.transport.control import ControlMessage, Topic
 from axrt.world.mesh import Mesh
 
@@ -54,7 +53,7 @@ class ShardExchange:
         return self._exchange.awaited(parts, f"the shards of layer {place}")
 
     def to_writer(
-        self, stage: int, place: int, mine: Sequence[SavedPiece]
+        self, stage: int, place: int, mine: Sequence[tuple[Any, ...]]
     ) -> Steps[Sequence[Any] | None]:
         """Let the rank that writes a layer have what each copy of its group has of it; all ranks
         that hold the layer call it, and `written` then.
@@ -98,7 +97,9 @@ class ShardExchange:
         return self._exchange.claim(topic, number, senders)
 
     def _group(self, stage: int) -> range:
-        """The pipes that share a stage out with this rank."""
+        """The pipes that share a stage out with this rank: shards of it, or a team's parts."""
+        if self._job.team > 1:
+            return self._job.team_of(self._pipes[stage])
         pipes = self._job.pipes_a_group
         first = self._pipes[stage] // pipes * pipes
         return range(first, first + pipes)

@@ -9,6 +9,7 @@ from torch import nn
 
 from axrt.config import Config
 from axrt.device.device import CPU
+from axrt.errors import ConfigError
 from axrt.model.compiler import Compiler
 from axrt.model.joints import Team
 from axrt.model.layer_runs import RunSettings
@@ -19,17 +20,18 @@ from axrt.model.precision import NarrowLayers, types_of
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
 from axrt.model.team_layers import TeamLayers
-from axrt.model.tensor_cuts import TensorCuts
+from axrt.model.tensor_cuts import Part, Parts, TensorCuts
 from axrt.offload.tier import Tier
 from axrt.scheduler.bucket import BucketCopy
 from axrt.scheduler.job import Job
 from axrt.world.mesh import Mesh
 
-from .assign import Share, buckets_as_built
+from .assign import BucketSpec, Share, buckets_as_built
 from .bucket import Bucket
 from .bucket_settings import BucketSettings
 from .local_model import LocalModel
 from .loss_scale import LossScale
+from .probe import probed
 from .recipe import Recipe
 from .scratch import refused_as_setting
 from .scratch_stash import ScratchStash
@@ -102,7 +104,7 @@ def build_model(
         *(slots, host_slots, stash),
         _given_as_modules(recipe.model),
     )
-    return replace(built, listed=ListedParameters(built.layers()))
+    return replace(built, listed=ListedParameters(built.layers()), parts=builder.parts)
 
 
 def _given_as_modules(model: PipelineModule) -> frozenset[int]:
@@ -112,7 +114,11 @@ def _given_as_modules(model: PipelineModule) -> frozenset[int]:
 
 
 class _Builder:
-    """Builds stages with their buckets, one after the other."""
+    """Builds stages with their buckets, one after the other.
+
+    Attributes:
+        parts: what this member of a team has of the parameters that its members share out.
+    """
 
     def __init__(
         self,
@@ -124,6 +130,7 @@ class _Builder:
     ) -> None:
         self._model, self._config, self._narrow = model, config, narrow
         self._to_step, self._to_run = to_step, to_run
+        self.parts: dict[str, Part] = {}
 
     def stage(self, stage: int, pipe: int, offloads: bool) -> tuple[Stage, tuple[Bucket, ...]]:
         """Build a stage and its buckets.
@@ -141,10 +148,11 @@ class _Builder:
         bucket_bytes = config.memory.bucket_mb * _MIB
         specs = buckets_as_built(
             *(self._model.layers, job.cuts, stage, layers, job.pipes, bucket_bytes),
-            Share(*self._to_run.of_team.team, cuts.names),
+            Share(*self._to_run.of_team.team, cuts.parts),
         )
         made = {}
         for number, spec in specs:  # each as soon as its layers are there
+            self._check_steps_parts(spec, cuts.parts)
             with refused_as_setting():
                 made[number] = Bucket(
                     spec,
@@ -159,7 +167,18 @@ class _Builder:
         recomputed = job.recomputed.get(stage, 0)
         built = Stage(layers.built, places.start, loss_fn, self._to_run, recomputed, offloads)
         built.cut_at({bucket.first_layer for bucket in buckets})
+        self.parts |= cuts.parts
         return built, buckets
+
+    def _check_steps_parts(self, spec: BucketSpec, parts: Parts) -> None:
+        """Check that an optimizer steps parts of parameters as it steps the whole."""
+        cut = next((name for name, _ in spec.named if name in parts), None)
+        if cut is None or probed(self._to_step.factory, spec.named).elementwise:
+            return
+        raise ConfigError(
+            f"the optimizer looks at whole parameters, and the members of a team share {cut} out "
+            "(parallel.tensor); expected one that steps each element by itself, such as AdamW"
+        )
 
     def _types_of(self, parameters: list[nn.Parameter]) -> list[torch.dtype | None]:
         """The narrow type of each; [] where none is narrow."""

@@ -13,6 +13,7 @@ from axrt.device.device import CPU
 from axrt.model.listed import ListedParameters
 from axrt.model.precision import NarrowLayers, Place, place_of
 from axrt.model.stage import Stage
+from axrt.model.tensor_cuts import Parts
 from axrt.offload.tier import Tier
 from axrt.scheduler.bucket import Copies
 from axrt.scheduler.plural import plural
@@ -61,6 +62,8 @@ class LocalModel:
     shown: list[_Shown] = field(default_factory=list)
     # parameters that the layers had when they were taken; None: of a part of the model
     listed: ListedParameters | None = None
+    # what this member of a team has of the parameters that its members share out
+    parts: Parts = field(default_factory=dict)
 
     def of_pipe(self, pipe: int) -> "LocalModel":
         """The stages and buckets that belong to one pipe."""
@@ -74,6 +77,7 @@ class LocalModel:
             self.scratch,
             self.slots,
             self.host_slots,
+            parts=self.parts,
         )
 
     @property

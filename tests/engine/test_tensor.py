@@ -1,7 +1,8 @@
 """Stages that a team holds, on members in one process: against plain torch."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from .reference import (
     train_on_a_rank,
 )
 
+T = TypeVar("T")
 WIDTH, TOKENS, VOCAB, MICROBATCHES = 16, 8, 23, 4
 
 
@@ -415,15 +417,70 @@ def test_an_engine_of_a_team_refuses_what_does_not_know_it_and_goes_on(tmp_path:
 
     def main(transport: Any) -> float:
         with axrt.initialize(mlps(), adamw, config=config, transport=transport) as engine:
-            for refused in (
-                lambda: engine.save_checkpoint(tmp_path / "one"),
-                lambda: engine.load_checkpoint(tmp_path / "one"),
-                lambda: engine.keep_in_memory(tmp_path),
-            ):
-                with pytest.raises(ConfigError, match=r"with parallel\.tensor = 2"):
-                    refused()
+            with pytest.raises(ConfigError, match=r"with parallel\.tensor = 2"):
+                engine.keep_in_memory(tmp_path)
             return engine.train_batch(iter(features(0))).loss
 
     first, second = LocalWorld(2, 1).run(main)
     assert first == second == pytest.approx(plain_torch(mlps, features, 2).losses[0], rel=1e-5)
     assert not list(tmp_path.iterdir())
+
+
+# Checkpoints.
+
+
+def saved(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.iterdir() if one.suffix == ".safetensors"}
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(
+    ("first", "then"), [((1, 1), (1, 2)), ((2, 2), (1, 1)), ((1, 4), (2, 2)), ((1, 2), (1, 4))]
+)
+def test_any_degree_goes_on_from_any_other(
+    first: tuple[int, int], then: tuple[int, int], wait: bool, tmp_path: Path
+) -> None:
+    """Files do not know of teams: what is loaded and saved again is the same to the byte."""
+
+    def run(layout: tuple[int, int], act: Callable[[axrt.Engine], T]) -> list[T]:
+        pipe, tensor = layout
+        config = configured(
+            MICROBATCHES,
+            parallel={"pipe": pipe, "tensor": tensor},
+            optimizer={"clip": 0.5},
+            precision={"weights": "bfloat16"} if wait else {},
+        )
+
+        def main(transport: Any) -> T:
+            with axrt.initialize(language(), adamw, config=config, transport=transport) as engine:
+                return act(engine)
+
+        return LocalWorld(pipe * tensor, 5).run(main)
+
+    def begin(engine: axrt.Engine) -> None:
+        engine.train_batch(iter(few_sentences(0)) if engine.reads else None)
+        engine.save_checkpoint(tmp_path / "one", {"of": "one"}, wait=wait)
+        engine.train_batch(iter(few_sentences(1)) if engine.reads else None)  # beside the save
+        engine.finish_saving()
+
+    def go_on(engine: axrt.Engine) -> float:
+        assert engine.load_checkpoint(tmp_path / "one") == {"of": "one"}
+        assert engine.step == 1
+        engine.save_checkpoint(tmp_path / "two")
+        return engine.train_batch(iter(few_sentences(1)) if engine.reads else None).loss
+
+    run(first, begin)
+    losses = run(then, go_on)
+    assert saved(tmp_path / "one") == saved(tmp_path / "two")
+    again = run(first, lambda engine: (engine.load_checkpoint(tmp_path / "two"), _next(engine))[1])
+    assert losses == pytest.approx([again[0]] * len(losses), rel=1e-2 if wait else 1e-5)
+
+
+def _next(engine: axrt.Engine) -> float:
+    return engine.train_batch(iter(few_sentences(1)) if engine.reads else None).loss
+
+
+def test_an_optimizer_that_looks_at_whole_weights_is_refused_where_they_are_cut() -> None:
+    factory = lambda named: torch.optim.Adafactor([p for _, p in named])  # noqa: E731
+    with pytest.raises(ConfigError, match=r"looks at whole parameters, and .* share 0\."):
+        trained(mlps, features, 1, 2, factory=factory)
