@@ -16,7 +16,7 @@ from axrt.model.preflight import (
     check_use,
     refuse_in_a_worker,
 )
-from axrt.model.tensor_cuts import check_cuts
+from axrt.model.tensor_plan import check_cuts
 from axrt.observe.observer import Observer
 from axrt.planning.schedule import digest_of_order
 from axrt.store.bucket_settings import LrSchedule, OptimizerFactory, constant

@@ -1,7 +1,6 @@
-"""A layer whose forward comes in pieces: between two of them a rank may run tasks of other
-microbatches."""
+"""Layers that come in pieces, and what the members of a team run of a layer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -10,25 +9,14 @@ from torch.nn.modules import module as torch_module
 from .joints import alone, check_no_joint
 
 
-class InPieces(nn.Module):
-    """Modules that run one after the other, as one layer.
+class Jointed(nn.Module):
+    """A layer that says what members of a team run of it. One rank alone calls it as any layer."""
 
-    Args:
-        pieces: the modules, at least one; each takes what the one before has returned. What stands
-            in `Sum` or `Gathered` there is exchanged with the other members of a team
-            (`joints.py`); nothing else between two of them leaves the rank. Where the layer has
-            hooks or a forward of its own, no task runs between two pieces.
-    """
-
-    def __init__(self, pieces: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.pieces = nn.ModuleList(pieces)
-
-    def forward(self, value: Any) -> Any:
-        for piece in self.pieces:
-            value = piece(alone(value))
-        check_no_joint(value)
-        return value
+    @property
+    def team_pieces(self) -> Sequence[Callable[[Any], Any]]:
+        """What a member runs one after the other. What stands in `Sum` or `Gathered` in the value
+        of one is exchanged with the other members before the next one has it (`joints.py`)."""
+        raise NotImplementedError
 
     @property
     def is_only_its_pieces(self) -> bool:
@@ -39,9 +27,37 @@ class InPieces(nn.Module):
             self._backward_pre_hooks,
             self._backward_hooks,
         )
+        kinds = type(self).__mro__
+        last = next(kind for kind in kinds if {"forward", "team_pieces"} & vars(kind).keys())
         return (
-            type(self).forward is InPieces.forward
+            "team_pieces" in vars(last)  # else a subclass has a forward that they are not
             and "forward" not in vars(self)  # set on the object, as tools that wrap layers do
             and not any(own_hooks)
             and not torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
         )
+
+
+class InPieces(Jointed):
+    """Modules that run one after the other, as one layer; between two of them a rank may run tasks
+    of other microbatches.
+
+    Args:
+        pieces: the modules, at least one; each takes what the one before has returned. What stands
+            in `Sum` or `Gathered` there is exchanged with the other members of a team; nothing else
+            between two of them leaves the rank. Where the layer has hooks or a forward of its own,
+            no task runs between two pieces.
+    """
+
+    def __init__(self, pieces: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.pieces = nn.ModuleList(pieces)
+
+    @property
+    def team_pieces(self) -> Sequence[Callable[[Any], Any]]:
+        return list(self.pieces)
+
+    def forward(self, value: Any) -> Any:
+        for piece in self.pieces:
+            value = piece(alone(value))
+        check_no_joint(value)
+        return value

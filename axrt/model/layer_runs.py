@@ -13,7 +13,7 @@ from axrt.errors import ModelError, OutputTypeError
 from axrt.scheduler.job import Job
 
 from .compiler import Compiler
-from .in_pieces import InPieces
+from .in_pieces import InPieces, Jointed
 from .joints import check_no_joint, own_tokens, shape_of_tokens
 from .module import LossFunction
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
@@ -134,7 +134,12 @@ class LayerRuns:
     def _by_its_pieces(self, number: int, value: Any, place: int) -> Generator[Any, Any, Any]:
         layer = self._layers[place]
         if isinstance(layer, InPieces):
-            return (yield from self._layer_by_piece(number, value, place, layer))
+            if not layer.is_only_its_pieces:  # hooks may come at any time: the tasks are kept
+                value = self.run(number, value, place, place + 1)
+                for _ in layer.pieces[1:]:
+                    value = yield value
+                return value
+            return (yield from self._pieces_of(number, value, place, layer.team_pieces))
         return self.run(number, value, place, place + 1)
 
     def _layer_of_team(self, number: int, value: Any, place: int) -> Generator[Any, Any, Any]:
@@ -147,25 +152,26 @@ class LayerRuns:
                 value = yield gathered(value)
             return own_tokens(self.run(number, value, place, place + 1), self._team)
         given = value if at else self._of_team.own(value)
-        value = yield from self._by_its_pieces(number, given, place)
+        layer = self._layers[place]
+        value = (
+            (yield from self._pieces_of(number, given, place, layer.team_pieces))
+            if isinstance(layer, Jointed)
+            else self.run(number, given, place, place + 1)
+        )
         _check_tokens(at, given, value)
         return value
 
-    def _layer_by_piece(
-        self, number: int, value: Any, place: int, layer: InPieces
+    def _pieces_of(
+        self, number: int, value: Any, place: int, pieces: Sequence[Callable[[Any], Any]]
     ) -> Generator[Any, Any, Any]:
-        if not layer.is_only_its_pieces:  # hooks may come at any time: the tasks are kept
-            value = self.run(number, value, place, place + 1)
-            for _ in layer.pieces[1:]:
-                value = yield value
-            return value
+        """Run a layer piece by piece."""
         step, microbatch = self._where(number)
         self._generator.before_layer(
             step, microbatch, self._first_layer + place, self._draws[place]
         )
         if self._types.weights and not self._kept[place]:
             value = in_type(value, self._types.weights)
-        for at, piece in enumerate(layer.pieces):
+        for at, piece in enumerate(pieces):
             if at:
                 drawn = self._generator.states()  # others seed it meanwhile
                 value = yield value

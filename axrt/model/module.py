@@ -14,7 +14,7 @@ from .hints import why_missing
 from .layers import Layer, TiedLayerSpec, build, places_of, refusal_of, share, told
 from .loss import Loss, check_has_shapes, has_tensors
 from .partition import boundaries
-from .tensor_cuts import check_plan
+from .tensor_plan import check_plan
 
 LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | float]]
 
@@ -41,9 +41,11 @@ class PipelineModule:
         activation_checkpoint_interval: only 0 is accepted; `memory.recompute` says which layers are
             recomputed.
         topology: only None is accepted; `[parallel]` says how ranks are laid out.
-        tensor: how members of a team share out linear modules (`parallel.tensor`): "column" or
-            "row", by a pattern of names such as "*.up". Layers with such modules come in pieces,
-            see `InPieces`.
+        tensor: how members of a team share the model out (`parallel.tensor`): words by patterns of
+            names, such as {"*.up": "column", "*.down": "row"} for linear modules of layers that
+            come in pieces, see `InPieces`. "column:3" cuts each of three blocks of outputs,
+            "divide" an attribute that counts heads. "token" names layers by their index, or the
+            "loss", that take each token by itself; all others see all tokens.
     Raises:
         ConfigError: there are no layers, one is no layer or a LayerSpec that cannot be built, a
             function hides weights of a module, or an option is not taken.

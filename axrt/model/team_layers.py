@@ -1,7 +1,7 @@
 """What members of a team do with each layer of a stage: its pieces, their own tokens, or all of
 it."""
 
-#   PIECES   the layer says where it exchanges what (`InPieces`): a joint between two of them
+#   PIECES   the layer says where it exchanges what (`Jointed`): a joint between two of them
 #   TOKEN    each token by itself, as the user has said: a member gives it its own tokens
 #   WHOLE    any other: each member runs all tokens, put together at a joint before it, and goes on
 #            with its own
@@ -15,7 +15,7 @@ it."""
 # Random numbers: a whole layer draws the same on all members, and what it draws on one rank. Pieces
 # and layers of tokens draw what the member's index adds to the seed.
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -25,13 +25,11 @@ from torch import Tensor, nn
 
 from axrt.errors import ModelError
 
-from .in_pieces import InPieces
+from .in_pieces import Jointed
 from .joints import ALONE, Gathered, Team, own_tokens, shape_of_tokens
 from .layers import Layer, LayerSpec, without_memory
 from .loss import Loss
-
-TOKEN = "token"
-LOSS = "loss"  # names the loss in a plan
+from .tensor_plan import LOSS, TOKEN, Plan
 
 
 class Way(Enum):
@@ -50,7 +48,7 @@ class TeamLayers:
         team: this member, and how many there are.
     """
 
-    def __init__(self, plan: Mapping[str, str], team: Team) -> None:
+    def __init__(self, plan: Plan, team: Team) -> None:
         self.plan, self.team = plan, team
 
     @cached_property
@@ -66,8 +64,8 @@ class TeamLayers:
         """
         module: object = layer
         if isinstance(layer, LayerSpec):
-            module = without_memory(layer) if issubclass(layer.typename, InPieces) else None
-        if isinstance(module, InPieces):
+            module = without_memory(layer) if issubclass(layer.typename, Jointed) else None
+        if isinstance(module, Jointed):
             return Way.PIECES
         by_tokens = any(
             way == TOKEN and fnmatchcase(str(place), pattern) for pattern, way in self.plan.items()
@@ -88,8 +86,8 @@ class TeamLayers:
         way = self.way_of(place, layer)
         if way is Way.PIECES:
             module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
-            assert isinstance(module, InPieces)
-            return len(module.pieces) - 1
+            assert isinstance(module, Jointed)
+            return len(module.team_pieces) - 1
         return int(way is Way.WHOLE and place > 0)  # the model's inputs are there whole
 
     def own(self, value: Any) -> Any:
@@ -135,7 +133,7 @@ def check_pieces(place: int, layer: nn.Module) -> None:
     Raises:
         ModelError: it has hooks, or a forward of its own.
     """
-    if isinstance(layer, InPieces) and not layer.is_only_its_pieces:
+    if isinstance(layer, Jointed) and not layer.is_only_its_pieces:
         raise ModelError(
             f"layer {place} ({type(layer).__name__}) has hooks or a forward of its own, and a team "
             "runs it piece by piece; expected parallel.tensor = 1, or a layer that is only its "

@@ -9,6 +9,7 @@ apart it is (features, documents), and documents are the number of each token's,
 length), int64.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from axrt.config import Config, Model
-from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec
+from axrt.model import Gathered, LayerSpec, PipelineModule, Sum, TiedLayerSpec
+from axrt.model.in_pieces import Jointed
 from axrt.runtime.losses import IGNORED
 
 from .attention import Attention, Remembers
@@ -60,7 +62,7 @@ class Embedding(Remembers):
         return features, ends.cumsum(1) - ends  # an end belongs to the document before
 
 
-class Block(nn.Module):
+class Block(Jointed):
     """Attention and a feed-forward network, each around a residual; the value keeps its form.
 
     Args:
@@ -78,6 +80,36 @@ class Block(nn.Module):
         mixed = self.attention(self.attention_norm(features), documents)
         features = features + self.dropout(mixed)
         features = features + self.dropout(self.feed(self.feed_norm(features)))
+        return features if documents is None else (features, documents)
+
+    # In a team each member has its tokens, and within attention and the feed-forward network all
+    # tokens with its heads and its features.
+
+    @property
+    def team_pieces(self) -> Sequence[Callable[[Any], Any]]:
+        return self._before_attention, self._attended, self._before_feed, self._fed, self._after
+
+    def _before_attention(self, value: Any) -> Any:
+        features, documents = value if isinstance(value, tuple) else (value, None)
+        everywhere = None if documents is None else Gathered(documents)
+        return features, documents, Gathered(self.attention_norm(features)), everywhere
+
+    def _attended(self, value: Any) -> Any:
+        features, documents, normed, everywhere = value
+        return features, documents, Sum(self.attention(normed, everywhere))
+
+    def _before_feed(self, value: Any) -> Any:
+        features, documents, mixed = value
+        features = features + self.dropout(mixed)
+        return features, documents, Gathered(self.feed_norm(features))
+
+    def _fed(self, value: Any) -> Any:
+        features, documents, normed = value
+        return features, documents, Sum(self.feed(normed))
+
+    def _after(self, value: Any) -> Any:
+        features, documents, fed = value
+        features = features + self.dropout(fed)
         return features if documents is None else (features, documents)
 
 
@@ -139,4 +171,25 @@ def gpt(config: Config) -> PipelineModule:
         layers.insert(0, LayerSpec(*first))
         layers.append(LayerSpec(*last))
     loss = masked_cross_entropy if data.masks else cross_entropy
-    return PipelineModule(layers, loss_fn=loss, partition_method="operations")
+    return PipelineModule(
+        layers, loss_fn=loss, partition_method="operations", tensor=_tensor_plan(model)
+    )
+
+
+def _tensor_plan(model: Model) -> dict[str, str]:
+    """How members of a team share the model out. The embedding is looked up by all, and counts
+    documents over all tokens."""
+    heads, shared = model.heads, model.kv_heads or model.heads
+    sizes = [of * model.features_of_a_head for of in (heads, shared, shared)]
+    plan = {
+        "*.attention.project_in": f"column:{','.join(map(str, sizes))}",
+        "*.attention.project_out": "row",
+        "*.attention.heads": "divide",
+        "*.attention.shared": "divide",
+        "*.attention.sizes": "divide",
+        "*.feed.up": "column",
+        "*.feed.down": "row",
+        str(model.layers + 1): "token",  # the head
+        "loss": "token",
+    }
+    return {**plan, "*.feed.gate": "column"} if model.feed == "swiglu" else plan

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import axrt
 from axrt.errors import ConfigError, ModelError
+from axrt.models.registry import model_of
 from axrt.transport.local import LocalWorld
 
 from .reference import (
@@ -20,6 +21,7 @@ from .reference import (
     configured,
     momentum,
     plain_torch,
+    train_in_plain_torch,
     train_on_a_rank,
 )
 
@@ -152,6 +154,25 @@ def sentences(step: int) -> list[Item]:
     return found
 
 
+GPTS: dict[str, dict[str, Any]] = {
+    "gpt-2": {"tied": True, "bias": "all"},
+    "llama": {
+        "positions": "rotary",
+        "feed": "swiglu",
+        "norm": "rms",
+        "kv_heads": 2,
+        "qk_norm": True,
+        "bias": "qkv",
+    },
+}
+
+
+def built_in(kind: str, document_end: int = -1) -> axrt.PipelineModule:
+    model = {"vocab": VOCAB, "width": 16, "heads": 4, "layers": 2, "context": TOKENS}
+    data = {"document_end": document_end}
+    return model_of(axrt.Config.read({"model": {**model, **GPTS[kind]}, "data": data}))
+
+
 def few_sentences(step: int) -> list[Item]:
     return sentences(step)[:MICROBATCHES]
 
@@ -193,11 +214,13 @@ def trained(
 
 def put_together(name: str, of_members: dict[int, Tensor]) -> Tensor:
     parts = [of_members[member] for member in sorted(of_members)]
-    if ".up." in name:
+    if ".up." in name or ".gate." in name:
         return torch.cat(parts)
-    if name.endswith("down.weight"):
+    if name.endswith("down.weight"):  # by inputs
         return torch.cat(parts, 1)
-    assert name.endswith("down.bias") or all(torch.equal(parts[0], part) for part in parts)
+    if name.endswith(("down.bias", "project_out.bias")) or ".attention.project_" in name:
+        return parts[0]  # the first member's alone, or in blocks
+    assert all(torch.equal(parts[0], part) for part in parts)
     return parts[0]
 
 
@@ -224,6 +247,18 @@ def test_any_layer_is_right_in_a_team(
     clip = {"clip": 0.5}
     found = trained(model, batches, pipe, tensor, data, schedule={"policy": policy}, optimizer=clip)
     assert_close(found, plain_torch(model, batches, 2, clip=0.5))
+
+
+@pytest.mark.parametrize("document_end", [-1, 3])
+@pytest.mark.parametrize("kind", GPTS)
+def test_the_built_in_models_are_cut(kind: str, document_end: int) -> None:
+    def model() -> axrt.PipelineModule:
+        return built_in(kind, document_end)
+
+    expected = train_in_plain_torch(model(), few_sentences, 2)
+    found = trained(model, few_sentences, 2, 2, schedule={"policy": "zb-h1"})
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-4)
 
 
 def test_bits_depend_on_no_order_of_messages() -> None:
@@ -334,7 +369,7 @@ def test_a_module_given_as_it_is_is_not_cut() -> None:
 
 
 def test_words_of_a_plan_are_checked() -> None:
-    with pytest.raises(ConfigError, match="'columns'; expected one of 'column', 'row', 'token'"):
+    with pytest.raises(ConfigError, match="expected one of 'column', 'row', 'divide', 'token'"):
         language_of({"*.up": "columns"})
     with pytest.raises(ConfigError, match="'loss' is 'row'; expected one of 'token'"):
         language_of({"loss": "row"})

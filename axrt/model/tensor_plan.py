@@ -1,0 +1,215 @@
+"""What a model says of how the members of a team share it out: words by names, checked before
+anything is built."""
+
+#   "*.up": "column"                   a member has some of the outputs of a linear module
+#   "*.qkv": "column:3"                some of each of three equal blocks of its outputs, or
+#            "column:64,16,16"         of blocks of these sizes
+#   "*.down": "row"                    a member has some of its inputs
+#   "*.attention.heads": "divide"      an attribute, one number or several, is that of a member
+#   "5": "token", "loss": "token"      a layer, or the loss, takes each token by itself
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from axrt.errors import ConfigError
+from axrt.scheduler.plural import plural
+
+from .in_pieces import Jointed
+from .layers import Layer, LayerSpec, TiedLayerSpec, without_memory
+
+if TYPE_CHECKING:
+    from .module import PipelineModule
+
+COLUMN, ROW, DIVIDE, TOKEN = "column", "row", "divide", "token"
+WAYS = (COLUMN, ROW, DIVIDE, TOKEN)
+LOSS = "loss"  # names the loss in a plan
+Plan = Mapping[str, str]  # words by pattern of names
+
+
+def blocks_of(way: str, outputs: int) -> tuple[int, ...]:
+    """The sizes of the blocks of a linear module's outputs, each of which is cut.
+
+    >>> blocks_of("column:3", 12), blocks_of("column:8,2,2", 12), blocks_of("column", 12)
+    ((4, 4, 4), (8, 2, 2), (12,))
+
+    Raises:
+        ValueError: the word has no such numbers.
+    """
+    numbers = tuple(map(int, way.partition(":")[2].split(","))) if ":" in way else (1,)
+    if min(numbers) < 1:
+        raise ValueError("a number below 1")
+    return (outputs // numbers[0],) * numbers[0] if len(numbers) == 1 else numbers
+
+
+def cuts_in(plan: Plan, path: str) -> Iterator[tuple[str, str]]:
+    """The patterns that cut a module, each with its word."""
+    for pattern, way in plan.items():
+        if way not in (TOKEN, DIVIDE) and fnmatchcase(path, pattern):
+            yield pattern, way
+
+
+def divided_in(plan: Plan, path: str, module: nn.Module) -> Iterator[tuple[str, str]]:
+    """The patterns that divide an attribute of a module, each with the attribute's name."""
+    for pattern, way in plan.items():
+        of, _, name = pattern.rpartition(".")
+        if way == DIVIDE and fnmatchcase(path, of) and hasattr(module, name):
+            yield pattern, name
+
+
+def check_plan(plan: Plan) -> None:
+    """Check the words of a plan.
+
+    Raises:
+        ConfigError: one is none of `WAYS`.
+    """
+    for pattern, way in plan.items():
+        known = (TOKEN,) if pattern == LOSS else WAYS
+        word, colon, _ = way.partition(":")
+        try:
+            is_known = word in known and (not colon or word == COLUMN) and bool(blocks_of(way, 1))
+        except ValueError:
+            is_known = False
+        if not is_known:
+            raise ConfigError(
+                f"tensor: {pattern!r} is {way!r}; expected one of {', '.join(map(repr, known))}"
+                + ", or 'column:3' for three blocks" * (pattern != LOSS)
+            )
+
+
+def check_cuts(model: "PipelineModule", size: int) -> None:
+    """Check that the members of a team can share out a model as it says.
+
+    Args:
+        size: number of members.
+    Raises:
+        ConfigError: it says nothing, names nothing that is there, or names what cannot be cut.
+    """
+    if size == 1:
+        return
+    if not model.tensor:
+        raise ConfigError(
+            f"parallel.tensor = {size}, and the model says nothing of how its matrices are shared "
+            "out; expected PipelineModule(..., tensor={'*.up': 'column', '*.down': 'row'}), with "
+            "the names of its own, or parallel.tensor = 1"
+        )
+    check = _Check(model.tensor, size)
+    for place, layer in enumerate(model.layers):
+        check.layer(place, layer)
+    check.all_matched(len(model.layers))
+
+
+class _Check:
+    """Goes through the layers of a model."""
+
+    def __init__(self, plan: Plan, size: int) -> None:
+        self._plan, self._size = plan, size
+        self._names: set[str] = set()  # of all modules
+        self._cut_by: dict[str, str] = {}  # the pattern that cuts a module, by its name
+        self._matched: set[str] = set()
+
+    def layer(self, place: int, layer: Layer) -> None:
+        """Check a layer."""
+        module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
+        if not isinstance(module, nn.Module):
+            return
+        for path, one in module.named_modules(prefix=str(place)):
+            self._names.add(path)
+            for pattern, way in cuts_in(self._plan, path):
+                self._cut(path, one, way)
+                _check_layer(place, path, module, layer)
+                if path in self._cut_by:
+                    raise ConfigError(
+                        f"tensor: both {self._cut_by[path]!r} and {pattern!r} name {path}; "
+                        "expected one"
+                    )
+                self._cut_by[path] = pattern
+                self._matched.add(pattern)
+            for pattern, name in divided_in(self._plan, path, one):
+                self._divided(f"{path}.{name}", getattr(one, name))
+                _check_layer(place, path, module, layer)
+                self._matched.add(pattern)
+        self._shared(place, module)
+
+    def all_matched(self, layers: int) -> None:
+        """Check that each pattern has matched something."""
+        places = [str(place) for place in range(layers)]
+        for pattern, way in self._plan.items():
+            if way == TOKEN:
+                fits, what = [LOSS, *places], "the index of a layer, or 'loss'"
+                matches = any(fnmatchcase(name, pattern) for name in fits)
+            else:
+                fits, what = sorted(self._names), "the name of a module"
+                what += " and of an attribute" * (way == DIVIDE)
+                matches = pattern in self._matched
+            if not matches:
+                near = get_close_matches(pattern, fits, n=1, cutoff=0.3)
+                hint = f"; the nearest is {near[0]!r}" if near else ""
+                raise ConfigError(f"tensor: {pattern!r} matches nothing; expected {what}{hint}")
+
+    def _cut(self, path: str, module: nn.Module, way: str) -> None:
+        size = self._size
+        if type(module) is not nn.Linear:
+            raise ConfigError(
+                f"tensor: {path} is a {type(module).__name__}; expected an nn.Linear to cut by "
+                f"{way}"
+            )
+        whole, of = (
+            (module.in_features, "inputs") if way == ROW else (module.out_features, "outputs")
+        )
+        widths = (whole,) if way == ROW else blocks_of(way, whole)
+        if sum(widths) != whole:
+            raise ConfigError(
+                f"tensor: {path} has {whole} {of}, and {way!r} has blocks of "
+                f"{', '.join(map(str, widths))}; expected blocks that come to {whole}"
+            )
+        if uneven := [width for width in widths if width % size]:
+            raise ConfigError(
+                f"tensor: {path} has {uneven[0]} {of}{' in a block' * (len(widths) > 1)}, and "
+                f"parallel.tensor = {size}; expected a width that {plural(size, 'member')} share "
+                "out evenly"
+            )
+
+    def _divided(self, name: str, value: Any) -> None:
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(type(one) is int and one > 0 and one % self._size == 0 for one in numbers):
+            raise ConfigError(
+                f"tensor: {name} is {value!r}, and parallel.tensor = {self._size}; expected a "
+                f"number, or a tuple of numbers, that {self._size} divides"
+            )
+
+    def _shared(self, place: int, layer: nn.Module) -> None:
+        """Check that no parameter that is cut has a second name."""
+        names: dict[int, list[str]] = {}
+        for name, parameter in layer.named_parameters(prefix=str(place), remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        for of_one in names.values():
+            is_cut = any(name.rpartition(".")[0] in self._cut_by for name in of_one)
+            if len(of_one) > 1 and is_cut:
+                raise ConfigError(
+                    f"tensor: {of_one[0]} and {of_one[1]} are one parameter, and it is cut; "
+                    "expected a parameter of its own"
+                )
+
+
+def _check_layer(place: int, path: str, module: nn.Module, layer: Layer) -> None:
+    """Check that a layer of which something is cut may be."""
+    if not isinstance(layer, LayerSpec):
+        raise ConfigError(
+            f"tensor: {path} is in a module that is given as it is, which would lose what other "
+            f"members have; expected layer {place} as an axrt.LayerSpec"
+        )
+    if isinstance(layer, TiedLayerSpec):
+        raise ConfigError(
+            f"tensor: {path} is in a tied layer, whose weights all its layers have whole; expected "
+            "modules of other layers"
+        )
+    if not isinstance(module, Jointed):
+        raise ConfigError(
+            f"tensor: {path} is in layer {place}, a {type(module).__name__}, which does not say "
+            "where its slices travel; expected an axrt.InPieces with axrt.Sum behind a matrix that "
+            "is cut by rows"
+        )
