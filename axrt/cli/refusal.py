@@ -36,6 +36,6 @@ def check_one_member(config: "Config") -> None:
     tensor = config.parallel.tensor
     if tensor > 1:
         raise ConfigError(
-            f"parallel.tensor = {tensor}: only axrt.initialize and train_batch take it yet, and "
-            "axrt simulate --tensor; expected parallel.tensor = 1"
+            f"parallel.tensor = {tensor}: this command does not take it yet, and axrt train does; "
+            "expected parallel.tensor = 1"
         )

@@ -120,9 +120,7 @@ def _of_teams(config: "Config") -> Iterator[str]:
         ("parallel.group", config.parallel.group, 0),
         ("run.compile", run.compile, ""),
         ("run.survive", run.survive, False),
-        ("checkpoint.every", checkpoint.every, 0),
         ("checkpoint.memory_every", checkpoint.memory_every, 0),
-        ("checkpoint.resume", checkpoint.resume, ""),
     ]
     for name, found, expected in rows:
         if found != expected:

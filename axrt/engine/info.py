@@ -84,6 +84,16 @@ class EngineInfo:
         return self._job.replicas
 
     @property
+    def team_size(self) -> int:
+        """Number of members that hold each stage together (tensor parallelism)."""
+        return self._job.team
+
+    @property
+    def size(self) -> int:
+        """Number of ranks of the job."""
+        return self.pipe_size * self.team_size * self.data_size
+
+    @property
     def launch_command(self) -> str:
         """The beginning of a command line that starts such a job, such as "mpirun -n 4 ", a space
         at its end; "" for one process alone."""
@@ -120,7 +130,7 @@ class EngineInfo:
     def _measured_timeline(self) -> Timeline:
         """The timeline of this rank."""
         return Timeline(
-            self._job.ranks * self._job.replicas,
+            self.size,
             self._job.microbatches,
             unit="s",
             title=f"measured: {self._job}",

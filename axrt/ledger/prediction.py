@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from axrt.config import AUTO, Config, Schedule
+from axrt.errors import ConfigError
 from axrt.model.module import PipelineModule
 from axrt.planning.default_schedule import settled
 from axrt.scheduler.job import Job
@@ -121,6 +122,11 @@ class Predictor:
             ConfigError: the ranks, the schedule and the model do not fit each other.
         """
         of = config.parallel
+        if of.tensor > 1:
+            raise ConfigError(
+                f"parallel.tensor = {of.tensor}: what members of a team hold is not predicted yet; "
+                "expected parallel.tensor = 1"
+            )
         mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order)
         schedule, job = self._settled(config, mesh)
         held, why = self._held(config, job)

@@ -432,7 +432,7 @@ def test_pieces_that_do_not_add_up_are_refused(layer: type[nn.Module], text: str
         ("schedule", "policy", "auto"),
         ("parallel", "collectives", "library"),
         ("run", "compile", "inductor"),
-        ("checkpoint", "every", 2),
+        ("checkpoint", "memory_every", 2),
     ],
 )
 def test_what_a_team_does_not_take_yet_is_refused(section: str, key: str, value: object) -> None:

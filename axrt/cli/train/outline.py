@@ -27,8 +27,10 @@ def layout(engine: Engine, directory: object, parameters: int | None) -> str:
     config, replicas = engine.config, engine.data_size
     tokens = config.global_batch * config.model.context
     size = "" if parameters is None else f"{_millions(parameters)} parameters, "
+    team = f" x {plural(engine.team_size, 'member')}" if engine.team_size > 1 else ""
     return (
-        f"{plural(engine.pipe_size, 'rank')} x {plural(replicas, 'replica')} on {engine.device}, "
+        f"{plural(engine.pipe_size, 'rank')}{team} x {plural(replicas, 'replica')} on "
+        f"{engine.device}, "
         f"{size}{plural(tokens, 'token')} a step, "
         f"{plural(config.run.steps, 'step')}; files in {directory}"
     )

@@ -67,7 +67,7 @@ class Record:
     ) -> None:
         self._config, self._show = engine.config, show
         self._files, self._idle, self._trackers, self._speeds = files, idle, trackers, speeds
-        self._memory, self._ranks = engine.memory_bytes, engine.pipe_size * engine.data_size
+        self._memory, self._ranks = engine.memory_bytes, engine.size
         self._rates, self._last_shown = Rate(engine.step), Shown(engine.step, 0.0)
         self._left = TimeLeft(engine.config.run.steps)
         self._told = False  # that lines of metrics cannot be written

@@ -40,7 +40,6 @@ from axrt.planning.schedule import few_microbatches
 from axrt.store.presets import optimizer_factory
 from axrt.world.joining import join
 
-from ..refusal import check_one_member
 from ..sample import sample_of
 from .batches import Batches
 from .going_on import Attempt
@@ -116,7 +115,6 @@ def _read(attempt: Attempt) -> tuple[Config, PipelineModule]:
     """The settings and the model; what cannot work is refused on all ranks, before an engine."""
     try:
         config = in_its_directory(attempt.file, Config.read(attempt.file, attempt.overrides))
-        check_one_member(config)
         model = model_of(config)
         check_prepared(config.data, config.model.vocab)
         check_trackers(config)
@@ -235,7 +233,7 @@ def _predict(engine: Engine, predictor: Predictor, record: Record) -> None:
     """Show what ranks will hold under the schedule that the engine has."""
     config = replace(engine.config, schedule=engine.schedule)
     try:
-        record.predicted(engine, predictor.predict(config, engine.pipe_size * engine.data_size))
+        record.predicted(engine, predictor.predict(config, engine.size))
     except Exception as error:  # of the user's own layers: training goes on without
         record.warn(f"memory is not predicted: {type(error).__name__}: {error}")
 
