@@ -8,21 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from axrt.errors import DataError, SaveError
 from axrt.model.tensor_cuts import Parts
 from axrt.runtime.coroutine import Put, Steps, at_once, run_on
 from axrt.runtime.shard_exchange import ShardExchange
+from axrt.store.bucket import Bucket
 from axrt.store.local_model import LocalModel
 from axrt.store.saved_piece import copied_now
 from axrt.store.state import ParameterState
 
 from .layers import Live, LiveTensors, all_weights, layer_of
 from .snapshot import Snapshot
-from .writing import Records, after_copies, layer_files, write_files
+from .writing import Presence, Records, after_copies, layer_files, write_files
 
 
 class _OfParameter(NamedTuple):
@@ -37,19 +38,22 @@ class _Layer(NamedTuple):
     """What a member has of a layer."""
 
     weights: LiveTensors  # weights and buffers, by name
-    states: Mapping[str, ParameterState]  # of parameters, by name
+    # of parameters, by name, each with the bucket that must be present
+    states: Mapping[str, tuple[ParameterState, Bucket | None]]
 
     def cut(self, parts: Parts) -> list[_OfParameter]:
         """What of it is cut, copied to the CPU."""
-        return [
-            _OfParameter(name, copied_now(live.value), self._state_of(name))
-            for name, live in self.weights.items()
-            if name in parts
-        ]
+        with Presence() as presence:
+            return [self._of_parameter(name, presence) for name in self.weights if name in parts]
 
-    def _state_of(self, name: str) -> dict[str, Tensor]:
-        state = self.states.get(name)  # of what is frozen there is none
-        return {key: copied_now(value) for key, value in state.tensors.items()} if state else {}
+    def _of_parameter(self, name: str, presence: Presence) -> _OfParameter:
+        live, (state, bucket) = self.weights[name], self.states.get(name, (None, None))
+        for of in (live.bucket, bucket):
+            if of is not None:
+                presence.bring(of)
+        tensors = state.tensors if state else {}  # of what is frozen there is none
+        copies = {key: copied_now(value) for key, value in tensors.items()}
+        return _OfParameter(name, copied_now(live.value), copies)
 
     def whole(self, parts: Parts, of_members: Sequence[Sequence[_OfParameter]]) -> "_Layer":
         """The whole layer, from what each member has of what is cut."""
@@ -59,11 +63,11 @@ class _Layer(NamedTuple):
             of_all = [one for of in of_members for one in of if one.name == name]
             weights[name] = Live(part.whole([one.weight for one in of_all]), None)
             if name in states:
+                state, _ = states[name]
                 tensors = {
-                    key: part.whole([one.state[key] for one in of_all])
-                    for key in states[name].tensors
+                    key: part.whole([one.state[key] for one in of_all]) for key in state.tensors
                 }
-                states[name] = replace(states[name], tensors=tensors)
+                states[name] = replace(state, tensors=tensors), None
         return _Layer(weights, states)
 
 
@@ -78,7 +82,11 @@ def save_team(
     and the first member of the first pipe writes. One layer at a time comes together. Arguments and
     results are those of `save_layers`."""
     weights = all_weights(model)
-    states = {name: state for bucket in model.all_buckets for name, state in bucket.state.saved()}
+    states = {
+        name: (state, bucket)
+        for bucket in model.all_buckets
+        for name, state in bucket.state.saved()
+    }
     layers = {
         place: _Layer(
             weights[place], {name: of for name, of in states.items() if layer_of(name) == place}
@@ -95,14 +103,17 @@ def save_team(
 def _taken(layer: _Layer, snapshot: Snapshot) -> _Layer:
     """A layer with the copies that a snapshot takes."""
 
-    def taken(value: Tensor) -> Tensor:
-        return snapshot.take(Live(value, None))
+    def taken(value: Tensor, bucket: Bucket | None) -> Tensor:
+        return snapshot.take(Live(value, bucket))
 
     return _Layer(
-        {name: Live(taken(live.value), None) for name, live in layer.weights.items()},
+        {name: Live(taken(*live[:2]), None) for name, live in layer.weights.items()},
         {
-            name: replace(of, tensors={key: taken(value) for key, value in of.tensors.items()})
-            for name, of in layer.states.items()
+            name: (
+                replace(of, tensors={key: taken(one, bucket) for key, one in of.tensors.items()}),
+                None,
+            )
+            for name, (of, bucket) in layer.states.items()
         },
     )
 
@@ -122,7 +133,8 @@ def _save(
         if came is not None and not faults:  # else others go on all the same
             try:
                 of_members = [[_OfParameter(*one) for one in of] for of in came]
-                files = _files(place, module, layer.whole(model.parts, of_members))
+                whole = layer.whole(model.parts, of_members)
+                files = list(layer_files(place, module, whole.weights, whole.states))
                 records.update((yield from run_on(put, partial(write_files, directory, files))))
             except (SaveError, DataError) as error:
                 faults.append(error)
@@ -130,8 +142,3 @@ def _save(
     if faults:
         raise faults[0]
     return records
-
-
-def _files(place: int, module: nn.Module, layer: _Layer) -> Any:
-    states = {name: (state, None) for name, state in layer.states.items()}
-    return layer_files(place, module, layer.weights, states)

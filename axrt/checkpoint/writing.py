@@ -229,7 +229,7 @@ def write_files(directory: Path, files: Iterable[File], values: Values | None = 
         SaveError: a file cannot be written.
     """
     records = {}
-    with _Presence() as presence:
+    with Presence() as presence:
         for name, metadata, tensors in files:
             path = directory / name
             like = {key: live.value for key, live in tensors.items()}
@@ -242,7 +242,7 @@ def write_files(directory: Path, files: Iterable[File], values: Values | None = 
     return records
 
 
-class _Presence(ExitStack):
+class Presence(ExitStack):
     """Context in which one bucket at a time is present, until another one is asked for."""
 
     _bucket: Bucket | None = None
@@ -255,7 +255,7 @@ class _Presence(ExitStack):
             self._bucket = bucket
 
 
-def _by_bucket(tensors: LiveTensors, presence: _Presence) -> Iterator[tuple[str, Tensor]]:
+def _by_bucket(tensors: LiveTensors, presence: Presence) -> Iterator[tuple[str, Tensor]]:
     """Tensors with their names, while the bucket of each is present."""
     for bucket, names in _names_of(tensors).items():
         if bucket is not None:

@@ -109,11 +109,10 @@ def _of_teams(config: "Config") -> Iterator[str]:
     memory, run, checkpoint = config.memory, config.run, config.checkpoint
     rows: list[tuple[str, object, object]] = [
         ("memory.zero", memory.zero, 0),
-        ("memory.offload", memory.offload, "none"),
-        ("memory.offload_activations", memory.offload_activations, 0),
+        ("memory.offload_parameters", memory.offload_parameters, False),
         ("memory.recompute", memory.recompute, "none"),
         ("memory.device_gb", memory.device_gb, 0.0),
-        ("schedule.share", config.schedule.share, False),
+        ("run.deterministic", run.deterministic, False),
         ("schedule.costs", config.schedule.costs, ""),
         ("parallel.collectives", config.parallel.collectives, "parts"),
         ("parallel.activations", config.parallel.activations, "mpi"),

@@ -261,6 +261,23 @@ def test_the_built_in_models_are_cut(kind: str, document_end: int) -> None:
     assert found.norms == pytest.approx(expected.norms, rel=1e-4)
 
 
+@pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
+@pytest.mark.parametrize(
+    "memory",
+    [{"offload": "stream", "scratch": "host"}, {"offload": "cpu"}, {"offload_activations": 5}],
+    ids=["stream", "cpu", "activations"],
+)
+def test_a_team_offloads(memory: dict[str, Any], policy: str) -> None:
+    keys: dict[str, Any] = {"schedule": {"policy": policy}, "optimizer": {"clip": 0.5}}
+    found = trained(language, few_sentences, 2, 2, memory=memory, **keys)
+    assert found == trained(language, few_sentences, 2, 2, **keys)
+
+
+def test_replicas_of_teams_share_microbatches() -> None:
+    found = trained(language, sentences, 1, 2, 2, schedule={"policy": "1f1b", "share": True})
+    assert_close(found, plain_torch(language, sentences, 2))
+
+
 def test_bits_depend_on_no_order_of_messages() -> None:
     first, *others = [
         trained(language, few_sentences, 2, 2, seed=seed, schedule={"policy": "zb-h2"})
@@ -426,9 +443,8 @@ def test_pieces_that_do_not_add_up_are_refused(layer: type[nn.Module], text: str
     ("section", "key", "value"),
     [
         ("memory", "zero", 1),
-        ("memory", "offload", "stream"),
         ("memory", "recompute", "full"),
-        ("schedule", "share", True),
+        ("run", "deterministic", True),
         ("schedule", "policy", "auto"),
         ("parallel", "collectives", "library"),
         ("run", "compile", "inductor"),
@@ -470,10 +486,16 @@ def saved(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize(
-    ("first", "then"), [((1, 1), (1, 2)), ((2, 2), (1, 1)), ((1, 4), (2, 2)), ((1, 2), (1, 4))]
+    ("first", "then", "offload"),
+    [
+        ((1, 1), (1, 2), "none"),
+        ((2, 2), (1, 1), "stream"),
+        ((1, 4), (2, 2), "none"),
+        ((1, 2), (1, 4), "cpu"),
+    ],
 )
 def test_any_degree_goes_on_from_any_other(
-    first: tuple[int, int], then: tuple[int, int], wait: bool, tmp_path: Path
+    first: tuple[int, int], then: tuple[int, int], offload: str, wait: bool, tmp_path: Path
 ) -> None:
     """Files do not know of teams: what is loaded and saved again is the same to the byte."""
 
@@ -484,6 +506,7 @@ def test_any_degree_goes_on_from_any_other(
             parallel={"pipe": pipe, "tensor": tensor},
             optimizer={"clip": 0.5},
             precision={"weights": "bfloat16"} if wait else {},
+            memory={"offload": offload, "scratch": "host"},
         )
 
         def main(transport: Any) -> T:
