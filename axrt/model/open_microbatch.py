@@ -31,6 +31,8 @@ class OpenMicrobatch:
     segments: list[Segment] = field(default_factory=list)  # of its graph, in order
     # inputs and target for the layers that run again, and the buffers of each of them
     given: tuple[Any, Any, list[dict[str, Tensor]]] | None = None
+    # slices that came at the joints of these layers, in order
+    came: list[Came] = field(default_factory=list)
     # gradients of the last segment's outputs, once a backward in pieces has begun
     gradients: Gradients = ()
     # the rest of a forward in pieces, between two of them
@@ -59,6 +61,8 @@ class OpenMicrobatch:
             assert came is not None, "a piece behind a joint has the slices of all members"
             given = segment.joint.value([one for one in given if one is not None], came)
         found = segment.backward(given)
+        while self.segments and self.segments[-1].goes_on:
+            found = self.segments.pop().backward(found)
         if not self.segments:
             return found
         joint = self.segments[-1].joint
@@ -72,7 +76,9 @@ class OpenMicrobatch:
         return joint.outgoing([one for one in self.gradients if one is not None], to)
 
     def kept_to_run_again(self) -> list[Tensor]:
-        """The copies that it keeps for layers that run again: inputs, target and buffers."""
+        """What it keeps for layers that run again: copies of inputs, target and buffers, and slices
+        of other members."""
         inputs, target, buffers = self.given or (None, None, [])
         of_layers = [buffer for layer in buffers for buffer in layer.values()]
-        return [*flatten(inputs)[1], *flatten(target)[1], *of_layers]
+        slices = [one for came in self.came for of in came.values() for one in of]
+        return [*flatten(inputs)[1], *flatten(target)[1], *of_layers, *slices]

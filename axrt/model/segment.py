@@ -22,10 +22,11 @@ class Segment(NamedTuple):
     # the loss's own gradient, 1, where the segment ends with the loss; None elsewhere
     of_loss: Gradients | None
     joint: BackJoint | None = None  # joint of a team behind the segment; None: there is none
+    goes_on: bool = False  # its backward is in one piece with that of the segment behind it
 
     def backward(self, given: Gradients) -> Gradients:
         """The gradients of its inputs, from those of its outputs."""
-        _, inflow, edges, of_loss, _ = self
+        _, inflow, edges, of_loss, *_ = self
         given = given if of_loss is None else of_loss
         if len(given) == len(edges) == 1:  # as nearly always
             if given[0] is not None:

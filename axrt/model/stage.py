@@ -30,7 +30,7 @@ from axrt.transport.payload import copied, flatten, unflatten
 from .buffers import Remembered, buffers_in_place_of, recall, remembered_buffers
 from .deferral import Deferral
 from .evaluation import StageEvaluation
-from .forward_pieces import forward_by_piece, pauses_in
+from .forward_pieces import forgotten_by_piece, forward_by_piece, pauses_in, run_again
 from .inlet import Gradients, Inflow, Inlet
 from .joints import Came, Joint
 from .layer_runs import LayerRuns, RunSettings
@@ -189,13 +189,28 @@ class Stage:
     def _forward_by_piece(
         self, microbatch: OpenMicrobatch, number: int, inputs: Any, target: Any
     ) -> Generator[Joint | None, Any, Any]:
-        whole = len(self._runs)
-        if self.recomputed:
+        first, whole, runs = self.recomputed, len(self._runs), self._runs
+        if first and self._team.size == 1:
             inputs = self._forget(microbatch, number, inputs, target)
+        elif first:
+            self._keep_given(microbatch, inputs, target)
+            begun = self._inlet.through(inputs, Inflow())
+            inputs = yield from forgotten_by_piece(
+                number, begun, first, runs, self._team, microbatch.came
+            )
+            if first == whole:
+                return self._ended(number, inputs, target, whole)[0]
+        return (yield from self._kept_by_piece(number, inputs, target, microbatch.segments))
+
+    def _kept_by_piece(
+        self, number: int, inputs: Any, target: Any, segments: list[Segment], again: bool = False
+    ) -> Generator[Joint | None, Any, Any]:
+        """Run the layers that keep what their backward needs; again: those that had not."""
+        first, end = (0, self.recomputed) if again else (self.recomputed, len(self._runs))
         return forward_by_piece(
-            *(number, inputs, self.recomputed, self._runs, self._inlet, self._team),
-            lambda value: self._ended(number, value, target, whole),
-            microbatch.segments,
+            *(number, inputs, first, end, self._runs, self._inlet, self._team),
+            lambda value: self._ended(number, value, target, end),
+            segments,
         )
 
     def _look(self, segments: Sequence[Segment], first: int, end: int) -> None:
@@ -229,8 +244,14 @@ class Stage:
         inputs, target, buffers = microbatch.given
         microbatch.given = None
         with buffers_in_place_of(zip(self._recomputed_layers, buffers, strict=True)):
-            _, segments = self._segments(number, inputs, target, 0, (self.recomputed,))
+            if self._team.size == 1:
+                _, segments = self._segments(number, inputs, target, 0, (self.recomputed,))
+            else:
+                segments = []
+                again = self._kept_by_piece(number, inputs, target, segments, again=True)
+                run_again(again, microbatch.came)
         microbatch.segments[:0] = segments
+        microbatch.came = []
         if self._looks:
             self._look(segments, 0, self.recomputed)
 
@@ -395,9 +416,8 @@ class Stage:
     def _recomputed_layers(self) -> list[nn.Module]:
         return list(self.layers.values())[: self.recomputed]
 
-    def _forget(self, microbatch: OpenMicrobatch, number: int, inputs: Any, target: Any) -> Any:
-        """Run the layers that will run again, and keep what they need for that: each one's graph is
-        dropped when the next one has its input."""
+    def _keep_given(self, microbatch: OpenMicrobatch, inputs: Any, target: Any) -> None:
+        """Keep what the layers need that will run again."""
         buffers = [
             {name: buffer.clone() for name, buffer in layer.named_buffers()}
             for layer in self._recomputed_layers
@@ -405,6 +425,11 @@ class Stage:
         runs_loss = self.recomputed == len(self._runs) and self._runs.has_loss
         # Copied: layers and losses may work in place.
         microbatch.given = copied(inputs), copied(target) if runs_loss else target, buffers
+
+    def _forget(self, microbatch: OpenMicrobatch, number: int, inputs: Any, target: Any) -> Any:
+        """Run the layers that will run again, and keep what they need for that: each one's graph is
+        dropped when the next one has its input."""
+        self._keep_given(microbatch, inputs, target)
         value = inputs
         for place in range(self.recomputed):
             with suppress(TypeError):  # what cannot travel stays in the graph until something does
