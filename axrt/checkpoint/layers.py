@@ -4,14 +4,12 @@
 # against the model. They are taken bucket by bucket, so masters and optimizer state of one bucket
 # at a time need to be on the device, and no second copy of the state is made.
 
-import copy
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError, DataError
@@ -21,9 +19,9 @@ from axrt.store.bucket import Bucket
 from axrt.store.local_model import LocalModel
 from axrt.store.state import ParameterState
 
-from .extra_state import encoded, give_back, has_own_loading, is_extra, states_in
+from .extra_state import encoded, give_back, is_extra, states_in
 from .manifest import Manifest
-from .parts_of_file import PartsOfFile
+from .parts_of_file import seen_by, states_of_parts
 from .slices import SliceReader
 from .tensor_file import CheckedFile, CheckedTensors, Look, Tensors, check_file, copy_all, look_away
 
@@ -110,8 +108,8 @@ def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Chec
         ConfigError: the checkpoint is of another model, or of another optimizer.
     """
     reader = SliceReader()
-    parts = model.parts
-    weights = check_weights(directory, manifest, _values(all_weights(model)), reader, parts)
+    mine, parts = _values(all_weights(model)), model.parts
+    weights = check_weights(directory, manifest, mine, reader, parts)
     places = [place for place, _ in model.layers()]
     with ThreadPoolExecutor(_FILES) as several:
         files = several.map(
@@ -122,11 +120,11 @@ def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Chec
     frozen: set[str] = set()
     for file in optimizers.values():
         of_layer, not_trained = _unpacked(file)
-        states.update(_parts_of(of_layer, parts))
+        states.update(states_of_parts(of_layer, parts))
         frozen.update(not_trained)
     for bucket in model.all_buckets:
         _check_optimizer(directory, bucket, states, frozen)
-    seen = {place: _seen(file, parts) for place, file in optimizers.items()}
+    seen = {place: seen_by(file, parts) for place, file in optimizers.items()}
     return CheckedLayers(weights, seen, states, states_in(weights))
 
 
@@ -142,7 +140,7 @@ def check_weights(
 
     Args:
         layers: the layers' own tensors, which the files must fit.
-        parts: what this member of a team has of some of them; None: there is no team.
+        parts: what this member of a team has of some; None: all.
     """
     with ThreadPoolExecutor(_FILES) as several:
         files = several.map(
@@ -150,29 +148,11 @@ def check_weights(
             layers,
         )
         found = dict(zip(layers, files, strict=True))
-    seen = {place: _seen(file, parts or {}) for place, (file, _) in found.items()}
+    seen = {place: seen_by(file, parts or {}) for place, (file, _) in found.items()}
     for place, mine in layers.items():
-        _check(seen[place].path, mine, seen[place].like)
+        _check(seen[place], mine)
         _check_finite(*found[place])
     return seen
-
-
-def _seen(file: CheckedFile, parts: Parts) -> CheckedTensors:
-    """A file as this rank sees it."""
-    return PartsOfFile(file, parts) if parts else file
-
-
-def _parts_of(states: States, parts: Parts) -> dict[str, ParameterState]:
-    """What a member of a team has of the state of parameters."""
-    found = {}
-    for name, state in states.items():
-        part = parts.get(name)
-        if part is None:
-            found[name] = state
-        elif part.is_here:
-            tensors = {key: part.of(value) for key, value in state.tensors.items()}
-            found[name] = replace(state, tensors=tensors)
-    return found
 
 
 def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
@@ -290,53 +270,6 @@ def weights_of(place: int, layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, value
 
 
-def check_savable(model: LocalModel) -> None:
-    """Check at the start that a checkpoint can hold what layers have, and not at the first save.
-
-    Raises:
-        DataError: the state of a layer has what no file can hold, or values that are made for the
-            state dict alone, or it loads other values than it saves.
-    """
-    for place, layer in model.layers():
-        own = [*layer.parameters(), *layer.buffers()]
-        known = set(map(id, own))
-        memory = {of.untyped_storage().data_ptr() for of in own if of.layout is torch.strided}
-        for name, value in weights_of(place, layer):
-            is_own = id(value) in known or value.layout is not torch.strided
-            is_own = is_own or is_extra(name) or not value.numel()
-            if not is_own and value.untyped_storage().data_ptr() not in memory:
-                raise DataError(
-                    f"{name} is made for the state dict alone, and is no parameter or buffer of "
-                    f"layer {place}; expected these themselves, since what is loaded is copied "
-                    "into them"
-                )
-        loads = [name for name, of in layer.named_modules(prefix=str(place)) if has_own_loading(of)]
-        if loads and any(bucket.has_residencies for bucket in model.buckets_with(layer)):
-            raise DataError(
-                f"{loads[0]} loads in a way of its own, and its weights are not here between steps "
-                "(memory.zero = 3 or memory.offload_parameters); expected memory.zero = 2 at most, "
-                "and weights on the device"
-            )
-        if loads:
-            _check_own_loading(place, layer)
-
-
-def _check_own_loading(place: int, layer: nn.Module) -> None:
-    """Check that a layer's own way to load gives it the values that it is given."""
-    state = {
-        name: value.clone() for name, value in layer.state_dict().items() if not is_extra(name)
-    }
-    trial = copy.deepcopy(layer)
-    with torch.no_grad():
-        trial.load_state_dict({**layer.state_dict(), **state})
-    for name, value in trial.state_dict().items():
-        if not is_extra(name) and not torch.equal(value, state[name]):
-            raise DataError(
-                f"{place}.{name} has other values when layer {place} has loaded what it saves; "
-                "expected a way to load that takes values as they are"
-            )
-
-
 def all_weights(model: LocalModel) -> dict[int, LiveTensors]:
     """What stands for each weight and buffer in its full type, by layer."""
     full, bucket_of = model.full(), model.bucket_of()
@@ -357,7 +290,7 @@ def _values(layers: Mapping[int, LiveTensors]) -> Weights:
 
 
 def _within(bucket: Bucket | None, layers: Mapping[int, LiveTensors]) -> dict[int, LiveTensors]:
-    """What is in a bucket; None: what is in none."""
+    """What is in a bucket; None: in none."""
     return {
         place: {name: live for name, live in tensors.items() if live.bucket is bucket}
         for place, tensors in layers.items()
@@ -430,7 +363,8 @@ def _checked_weights(
     return checked_file(path, manifest, reader, look), infinite
 
 
-def _check(path: Path, mine: Tensors, found: Tensors) -> None:
+def _check(file: CheckedTensors, mine: Tensors) -> None:
+    path, found = file.path, file.like
     for name in sorted(mine.keys() ^ found.keys()):
         where = (
             "in the model and not in the checkpoint"

@@ -1,13 +1,15 @@
 """A file of whole tensors, as a member of a team sees it, which has parts of some of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from axrt.model.tensor_cuts import Part, Parts
+from axrt.store.state import ParameterState
 
-from .tensor_file import CheckedFile
+from .tensor_file import CheckedFile, CheckedTensors
 
 
 def part_for(name: str, parts: Parts) -> Part | None:
@@ -56,3 +58,23 @@ class PartsOfFile:
     def read_into(self, name: str, value: Tensor) -> None:
         """Read a tensor that is not cut."""
         self._file.read_into(name, value)
+
+
+def seen_by(file: CheckedFile, parts: Parts) -> CheckedTensors:
+    """A file as a rank sees it that has these parts."""
+    return PartsOfFile(file, parts) if parts else file
+
+
+def states_of_parts(
+    states: Mapping[str, ParameterState], parts: Parts
+) -> Mapping[str, ParameterState]:
+    """What a member has of the optimizer's state of parameters, by name."""
+    return {
+        name: state if part is None else _part_of(state, part)
+        for name, state in states.items()
+        if (part := parts.get(name)) is None or part.is_here
+    }
+
+
+def _part_of(state: ParameterState, part: Part) -> ParameterState:
+    return replace(state, tensors={key: part.of(value) for key, value in state.tensors.items()})

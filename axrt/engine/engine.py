@@ -322,7 +322,8 @@ class Engine(EngineInfo):
             ConfigError: all ranks are on one host, or `extra` is not JSON; raised on every rank.
             SaveError: memory cannot be written to.
         """
-        self._check_alone("keep_in_memory")
+        if self.team_size > 1:
+            raise ConfigError("keep_in_memory does not take parallel.tensor > 1 yet; expected 1")
         with self._guard.agreeing():
             self._trainer.settle()
             self._weights.publish()
@@ -436,14 +437,6 @@ class Engine(EngineInfo):
         self._guard.closed = True
         self._world.not_at_exit(self.close)
         self._world.fail(error)
-
-    def _check_alone(self, what: str) -> None:
-        """Refuse what does not know the members of a team yet; the engine goes on."""
-        if self.config.parallel.tensor > 1:
-            raise ConfigError(
-                f"{what} with parallel.tensor = {self.config.parallel.tensor}, which it does not "
-                "take yet; expected parallel.tensor = 1"
-            )
 
     def _position(self, extra: Mapping[str, Any] | None) -> Position:
         return Position(self.step, self.samples, extra or {})

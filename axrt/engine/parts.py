@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from axrt.checkpoint.layers import check_savable
+from axrt.checkpoint.savable import check_savable
 from axrt.config import Config, Schedule
 from axrt.ledger.advice import check_fits
 from axrt.ledger.peak import Peak

@@ -24,84 +24,87 @@ def pauses_in(layers: Sequence[nn.Module]) -> int:
     return sum(len(layer.pieces) - 1 for layer in layers if isinstance(layer, InPieces))
 
 
-def forward_by_piece(
-    number: int,
-    inputs: Any,
-    first: int,
-    end: int,
-    runs: LayerRuns,
-    inlet: Inlet,
-    team: Team,
-    ended: Callable[[Any], Ended],
-    segments: list[Segment],
-) -> Generator[Joint | None, Any, Any]:
-    """Run the forward of a microbatch with its pauses.
+class ForwardPieces:
+    """Runs layers of a stage piece by piece.
 
     Args:
-        inputs: what the first of the layers is given.
-        first, end: index of that layer in the stage, and of the one behind the last.
-        ended: function that ends the graph behind the last layer, with the loss if one follows.
-        segments: graphs of the microbatch, to which those of these layers are added.
-    Yields:
-        The joint behind a piece, and slices of the other members are sent for it; None where a team
-        has no other member.
-    Returns:
-        What travels on.
+        runs: the layers.
+        inlet: where activations enter them.
+        team: this member, and how many hold the stage.
     """
-    inflow = Inflow()
-    pieces = runs.run_by_piece(number, inlet.through(inputs, inflow), first, end)
-    given: Any = None
-    while True:
-        try:
-            made = pieces.send(given)
-        except StopIteration as last:
-            out, edges, of_loss = ended(last.value)
-            goes_on = end < len(runs)  # it is no joint that the layers behind begin at
-            segments.append(Segment(first, inflow, edges, of_loss, goes_on=goes_on))
-            return out
-        if team.size == 1:
-            yield None
-            given = alone(made)
-            continue
-        joint = Joint(made, team)
-        edges = [edge_of(tensor) for tensor in joint.tensors if tensor.requires_grad]
-        segments.append(Segment(first, inflow, edges, None, joint.back()))
-        came = yield joint
-        inflow = Inflow()
-        given = inlet.through(joint.value(came), inflow)
 
+    def __init__(self, runs: LayerRuns, inlet: Inlet, team: Team) -> None:
+        self._runs, self._inlet, self._team = runs, inlet, team
 
-# Layers of a team that run again for their backward send nothing twice: what came at a joint is
-# kept, and is as much as what is kept at the beginning of a stage.
+    def kept(
+        self,
+        number: int,
+        inputs: Any,
+        part: tuple[int, int],
+        ended: Callable[[Any], Ended],
+        segments: list[Segment],
+    ) -> Generator[Joint | None, Any, Any]:
+        """Run layers that keep what their backward needs.
 
+        Args:
+            inputs: what the first of them is given.
+            part: index of the first layer in the stage, and of the one behind the last.
+            ended: function that ends the graph behind the last one, with the loss if that follows.
+            segments: graphs of the microbatch, to which those of these layers are added.
+        Yields:
+            The joint behind a piece, and slices of the other members are sent for it; None where a
+            team has no other member.
+        Returns:
+            What travels on.
+        """
+        inflow, (first, end) = Inflow(), part
+        pieces = self._runs.run_by_piece(number, self._inlet.through(inputs, inflow), first, end)
+        given: Any = None
+        while True:
+            try:
+                made = pieces.send(given)
+            except StopIteration as last:
+                out, edges, of_loss = ended(last.value)
+                goes_on = end < len(self._runs)  # it is no joint that the layers behind begin at
+                segments.append(Segment(first, inflow, edges, of_loss, goes_on=goes_on))
+                return out
+            if self._team.size == 1:
+                yield None
+                given = alone(made)
+                continue
+            joint = Joint(made, self._team)
+            edges = [edge_of(tensor) for tensor in joint.tensors if tensor.requires_grad]
+            segments.append(Segment(first, inflow, edges, None, joint.back()))
+            came = yield joint
+            inflow = Inflow()
+            given = self._inlet.through(joint.value(came), inflow)
 
-def forgotten_by_piece(
-    number: int,
-    inputs: Any,
-    end: int,
-    runs: LayerRuns,
-    team: Team,
-    kept: list[Came],
-) -> Generator[Joint, Any, Any]:
-    """Run the first layers of a microbatch, of which nothing is kept but what comes at joints.
+    # Layers of a team that run again for their backward send nothing twice: what came at a joint is
+    # kept, and is as much as what is kept at the beginning of a stage.
 
-    Args:
-        inputs: what the first of them is given.
-        end: index of the layer behind the last of them.
-        kept: slices that come, to which those of each joint are added.
-    Returns:
-        What the next layer is given.
-    """
-    pieces = runs.run_by_piece(number, inputs, 0, end)
-    given: Any = None
-    while True:
-        try:
-            joint = Joint(pieces.send(given), team)
-        except StopIteration as last:
-            return last.value
-        came = yield joint
-        kept.append(came)
-        given = joint.value(came)
+    def forgotten(
+        self, number: int, inputs: Any, end: int, kept: list[Came]
+    ) -> Generator[Joint, Any, Any]:
+        """Run the first layers of a microbatch, of which nothing is kept but what comes at joints.
+
+        Args:
+            inputs: what the first of them is given.
+            end: index of the layer behind the last of them.
+            kept: slices that come, to which those of each joint are added.
+        Returns:
+            What the next layer is given.
+        """
+        begun = self._inlet.through(inputs, Inflow())
+        pieces = self._runs.run_by_piece(number, begun, 0, end)
+        given: Any = None
+        while True:
+            try:
+                joint = Joint(pieces.send(given), self._team)
+            except StopIteration as last:
+                return last.value
+            came = yield joint
+            kept.append(came)
+            given = joint.value(came)
 
 
 def run_again(pieces: Generator[Joint | None, Any, Any], kept: Sequence[Came]) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
+from axrt.transport.payload import flatten
+
 from .inlet import Gradients, Inflow
 from .joints import BackJoint
 
@@ -79,6 +81,15 @@ def edge_of(tensor: Tensor) -> GradientEdge:
     if made_by is None or isinstance(made_by, torch._C._FunctionBase):
         return get_gradient_edge(tensor)
     return GradientEdge(made_by, tensor.output_nr)
+
+
+def may_travel(value: Any) -> bool:
+    """A value is one that a graph may end at: it could be sent."""
+    try:
+        flatten(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _walk(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:

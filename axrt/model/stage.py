@@ -30,7 +30,7 @@ from axrt.transport.payload import copied, flatten, unflatten
 from .buffers import Remembered, buffers_in_place_of, recall, remembered_buffers
 from .deferral import Deferral
 from .evaluation import StageEvaluation
-from .forward_pieces import forgotten_by_piece, forward_by_piece, pauses_in, run_again
+from .forward_pieces import ForwardPieces, pauses_in, run_again
 from .inlet import Gradients, Inflow, Inlet
 from .joints import Came, Joint
 from .layer_runs import LayerRuns, RunSettings
@@ -40,7 +40,7 @@ from .loss import Loss
 from .module import LossFunction
 from .open_microbatch import OpenMicrobatch
 from .saved import SavedTensors, memory_of
-from .segment import Segment, are_apart, edge_of
+from .segment import Segment, are_apart, edge_of, may_travel
 
 
 class Stage:
@@ -89,6 +89,7 @@ class Stage:
         self._runs = LayerRuns(ready, first_layer, loss_fn, settings)
         self._open: dict[int, OpenMicrobatch] = {}
         self._inlet = Inlet()
+        self._pieces = ForwardPieces(self._runs, self._inlet, settings.of_team.team)
         self.device = settings.generator.device
         self._parameters = [parameter for _, parameter in self.named_parameters()]
         self._weights_leave = settings.job.residencies is not None
@@ -189,29 +190,17 @@ class Stage:
     def _forward_by_piece(
         self, microbatch: OpenMicrobatch, number: int, inputs: Any, target: Any
     ) -> Generator[Joint | None, Any, Any]:
-        first, whole, runs = self.recomputed, len(self._runs), self._runs
+        first, whole = self.recomputed, len(self._runs)
         if first and self._team.size == 1:
             inputs = self._forget(microbatch, number, inputs, target)
         elif first:
             self._keep_given(microbatch, inputs, target)
-            begun = self._inlet.through(inputs, Inflow())
-            inputs = yield from forgotten_by_piece(
-                number, begun, first, runs, self._team, microbatch.came
-            )
+            inputs = yield from self._pieces.forgotten(number, inputs, first, microbatch.came)
             if first == whole:
                 return self._ended(number, inputs, target, whole)[0]
-        return (yield from self._kept_by_piece(number, inputs, target, microbatch.segments))
-
-    def _kept_by_piece(
-        self, number: int, inputs: Any, target: Any, segments: list[Segment], again: bool = False
-    ) -> Generator[Joint | None, Any, Any]:
-        """Run the layers that keep what their backward needs; again: those that had not."""
-        first, end = (0, self.recomputed) if again else (self.recomputed, len(self._runs))
-        return forward_by_piece(
-            *(number, inputs, first, end, self._runs, self._inlet, self._team),
-            lambda value: self._ended(number, value, target, end),
-            segments,
-        )
+        ended = lambda value: self._ended(number, value, target, whole)  # noqa: E731
+        part = first, whole
+        return (yield from self._pieces.kept(number, inputs, part, ended, microbatch.segments))
 
     def _look(self, segments: Sequence[Segment], first: int, end: int) -> None:
         """Look for losses that layers have left on themselves, once."""
@@ -244,11 +233,13 @@ class Stage:
         inputs, target, buffers = microbatch.given
         microbatch.given = None
         with buffers_in_place_of(zip(self._recomputed_layers, buffers, strict=True)):
+            end = self.recomputed
             if self._team.size == 1:
-                _, segments = self._segments(number, inputs, target, 0, (self.recomputed,))
+                _, segments = self._segments(number, inputs, target, 0, (end,))
             else:
                 segments = []
-                again = self._kept_by_piece(number, inputs, target, segments, again=True)
+                ended = lambda value: self._ended(number, value, target, end)  # noqa: E731
+                again = self._pieces.kept(number, inputs, (0, end), ended, segments)
                 run_again(again, microbatch.came)
         microbatch.segments[:0] = segments
         microbatch.came = []
@@ -361,7 +352,7 @@ class Stage:
         for end in ends:
             value = self._runs.run(number, value, first, end)
             first = end
-            if end != ends[-1] and not _may_travel(value):
+            if end != ends[-1] and not may_travel(value):
                 continue
             value, edges, of_loss = self._ended(number, value, target, end)
             segments.append(Segment(begin, inflow, edges, of_loss))
@@ -453,11 +444,3 @@ class Stage:
         if self._is_own(out):
             out = out.clone()
         return out.requires_grad_(tensor.requires_grad)
-
-
-def _may_travel(value: Any) -> bool:
-    try:
-        flatten(value)
-    except TypeError:
-        return False
-    return True

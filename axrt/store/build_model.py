@@ -64,9 +64,9 @@ def build_model(
     slots = Slots(scratch, device) if scratch and offloads_state else None
     uses_host = scratch is not None and config.memory.steps_on_host
     host_slots = Slots(scratch, CPU, device != CPU) if scratch and uses_host else None
-    types = types_of(config.precision)
+    types, scales = types_of(config.precision), config.precision.scales
     narrow = NarrowLayers(types) if types.weights else None
-    loss_scale = LossScale(config.precision) if config.precision.scales else None
+    loss_scale = LossScale(config.precision) if scales else None
     to_step = BucketSettings(
         recipe.factory,
         recipe.lr_schedule,
@@ -80,24 +80,21 @@ def build_model(
         in_scratch=job.offloads_weights,
     )
     scale_of = loss_scale.of if loss_scale else None
-    team = Team(mesh.member, mesh.tensor)
+    of_team = TeamLayers(recipe.model.tensor, Team(mesh.member, mesh.tensor))
     to_run = RunSettings(
-        *(job, generator, mesh.data_rank, types, compiler, scale_of),
-        looks=True,
-        of_team=TeamLayers(recipe.model.tensor, team),
+        job, generator, mesh.data_rank, types, compiler, scale_of, looks=True, of_team=of_team
     )
     builder = _Builder(recipe.model, config, to_step, to_run, narrow)
     stages, buckets, pipes = {}, {}, {}
+    has_stash = job.offloads_stash(mesh.pipe_rank)
     for stage in job.placement.stages_of(mesh.pipe_rank):
         pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage, mesh.member)
-        offloads_stash = job.offloads_stash(mesh.pipe_rank)
-        stages[stage], buckets[stage] = builder.stage(stage, pipes[stage], offloads_stash)
+        stages[stage], buckets[stage] = builder.stage(stage, pipes[stage], has_stash)
+    with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
     if slots:
-        with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
         slots.allocate(min(job.slots, len(with_state)))
-        if host_slots:
-            host_slots.allocate(min(job.host_slots, len(with_state)))
-    has_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
+    if host_slots:
+        host_slots.allocate(min(job.host_slots, len(with_state)))
     stash = ScratchStash(scratch, device) if scratch and has_stash else None
     built = LocalModel(
         *(stages, buckets, pipes, narrow, loss_scale, scratch if slots else None),
