@@ -62,8 +62,9 @@ def build_model(
     device = generator.device
     offloads_state = scratch is not None and config.memory.offload != "none"
     slots = Slots(scratch, device) if scratch and offloads_state else None
-    uses_host = scratch is not None and config.memory.steps_on_host
-    host_slots = Slots(scratch, CPU, device != CPU) if scratch and uses_host else None
+    host = scratch if config.memory.steps_on_host else None
+    host_slots = Slots(host, CPU, device != CPU) if host else None
+    has_stash = job.offloads_stash(mesh.pipe_rank)
     types, scales = types_of(config.precision), config.precision.scales
     narrow = NarrowLayers(types) if types.weights else None
     loss_scale = LossScale(config.precision) if scales else None
@@ -79,14 +80,13 @@ def build_model(
         host_slots=host_slots,
         in_scratch=job.offloads_weights,
     )
-    scale_of = loss_scale.of if loss_scale else None
     of_team = TeamLayers(recipe.model.tensor, Team(mesh.member, mesh.tensor))
     to_run = RunSettings(
-        job, generator, mesh.data_rank, types, compiler, scale_of, looks=True, of_team=of_team
+        *(job, generator, mesh.data_rank, types, compiler),
+        *(loss_scale.of if loss_scale else None, True, of_team),
     )
     builder = _Builder(recipe.model, config, to_step, to_run, narrow)
     stages, buckets, pipes = {}, {}, {}
-    has_stash = job.offloads_stash(mesh.pipe_rank)
     for stage in job.placement.stages_of(mesh.pipe_rank):
         pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage, mesh.member)
         stages[stage], buckets[stage] = builder.stage(stage, pipes[stage], has_stash)
