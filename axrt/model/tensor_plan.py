@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from axrt.errors import ConfigError
 from axrt.scheduler.plural import plural
@@ -116,6 +117,7 @@ class _Check:
         module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
         if not isinstance(module, nn.Module):
             return
+        self._batch_norm(place, module)
         for path, one in module.named_modules(prefix=str(place)):
             self._names.add(path)
             for pattern, way in cuts_in(self._plan, path):
@@ -133,6 +135,19 @@ class _Check:
                 _check_layer(place, path, module, layer)
                 self._matched.add(pattern)
         self._shared(place, module)
+
+    def _batch_norm(self, place: int, layer: nn.Module) -> None:
+        """Check that no statistics over tokens are those of a member's own."""
+        by_tokens = any(
+            way == TOKEN and fnmatchcase(str(place), pattern) for pattern, way in self._plan.items()
+        )
+        for path, module in layer.named_modules(prefix=str(place)):
+            if isinstance(module, _BatchNorm) and (by_tokens or isinstance(layer, Jointed)):
+                raise ConfigError(
+                    f"tensor: {path} is a {type(module).__name__}, whose statistics are those of "
+                    "all tokens, and a member would have its own; expected it in a layer that sees "
+                    "all tokens, which is not named and does not come in pieces"
+                )
 
     def all_matched(self, layers: int) -> None:
         """Check that each pattern has matched something."""

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import axrt
 from axrt.errors import ConfigError, ModelError
 from axrt.models.registry import model_of
+from axrt.observe.observer import Observer
+from axrt.scheduler.message import Meaning
 from axrt.transport.local import LocalWorld
 
 from .reference import (
@@ -282,6 +284,36 @@ def test_layers_of_a_team_run_again(recompute: str | int, policy: str) -> None:
     assert found == trained(language, few_sentences, 2, 2, **keys)
 
 
+class Sent(Observer):
+    """Counts elements of slices that a rank sends."""
+
+    def __init__(self) -> None:
+        self.elements = 0
+
+    def sent(self, rank: int, message: Any, payload: Any) -> None:
+        if getattr(message, "meaning", None) in (Meaning.SLICE, Meaning.SLICE_BACK):
+            self.elements += sum(tensor.numel() for tensor in payload)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_a_block_sends_eight_slices_each_way_round(tensor: int, recompute: str) -> None:
+    """At each of four joints, forward and backward, (t - 1) / t of its features."""
+    config = configured(MICROBATCHES, parallel={"tensor": tensor}, memory={"recompute": recompute})
+
+    def main(transport: Any) -> int:
+        sent = Sent()
+        train_on_a_rank(
+            *(transport, built_in("gpt-2"), few_sentences, 1, config), observers=(sent,)
+        )
+        return sent.elements
+
+    features_of_a_microbatch = 2 * TOKENS * 16
+    blocks = 2 * MICROBATCHES
+    expected = 8 * (tensor - 1) * features_of_a_microbatch // tensor * blocks
+    assert LocalWorld(tensor, 2).run(main) == [expected] * tensor
+
+
 def test_replicas_of_teams_share_microbatches() -> None:
     found = trained(language, sentences, 1, 2, 2, schedule={"policy": "1f1b", "share": True})
     assert_close(found, plain_torch(language, sentences, 2))
@@ -364,6 +396,19 @@ REFUSED = [
     (lambda: language_of({**CUTS, "1*.up": "column"}), "both '.*' and '.*' name 1.pieces.1.up"),
     (lambda: language_of(CUTS, inner=9), "has 9 outputs, and parallel.tensor = 2"),
 ]
+
+
+def test_statistics_over_tokens_are_those_of_all() -> None:
+    def model() -> axrt.PipelineModule:
+        layers = [axrt.LayerSpec(Mlp), axrt.LayerSpec(nn.BatchNorm1d, WIDTH)]
+        return axrt.PipelineModule(layers, nn.functional.mse_loss, tensor={**CUTS, **named})
+
+    named: dict[str, str] = {}
+    found = trained(model, features, 1, 2, factory=momentum)
+    assert_close(found, train_in_plain_torch(model(), features, 2, momentum))
+    named = {"1": "token"}
+    with pytest.raises(ConfigError, match="1 is a BatchNorm1d, whose statistics"):
+        trained(model, features, 1, 2)
 
 
 def language_of(cuts: dict[str, str], inner: int = 8) -> axrt.PipelineModule:
