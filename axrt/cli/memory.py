@@ -10,7 +10,6 @@ import click
 from axrt.scheduler.plural import plural
 
 from .overrides import with_overrides
-from .refusal import check_one_member
 
 if TYPE_CHECKING:  # --help needs no torch
     from axrt.ledger.advice import Advice
@@ -47,8 +46,8 @@ def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bo
     gc.disable()  # a quarter of the time would go there, and the process ends soon
     try:
         config = Config.read(file, overrides)
-        check_one_member(config)
-        size = ranks or max(1, config.parallel.pipe) * config.parallel.data
+        of = config.parallel
+        size = ranks or max(1, of.pipe) * of.data * of.tensor
         predictor = Predictor(
             model_of(config), optimizer_factory(config.optimizer), sample_of(config)
         )
@@ -88,8 +87,10 @@ def _as_json(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
 
 def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
     size, fullest = found.config.schedule, found.of_rank(found.fullest)
+    mesh = found.mesh
+    members = f"members: {mesh.tensor}, " if mesh.tensor > 1 else ""
     lines = [
-        f"ranks in the pipeline: {found.mesh.pipe}, replicas: {found.mesh.data}, policy "
+        f"ranks in the pipeline: {mesh.pipe}, {members}replicas: {mesh.data}, policy "
         f"{found.schedule.policy}, {plural(size.microbatches, 'microbatch')} of "
         f"{size.microbatch_size}",
         "",

@@ -110,7 +110,6 @@ def _of_teams(config: "Config") -> Iterator[str]:
     rows: list[tuple[str, object, object]] = [
         ("memory.zero", memory.zero, 0),
         ("memory.offload_parameters", memory.offload_parameters, False),
-        ("memory.device_gb", memory.device_gb, 0.0),
         ("run.deterministic", run.deterministic, False),
         ("schedule.costs", config.schedule.costs, ""),
         ("parallel.collectives", config.parallel.collectives, "parts"),

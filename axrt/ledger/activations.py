@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from axrt.config import Config
 from axrt.device.device import CPU
+from axrt.model.joints import Joint, Team
 from axrt.model.layer_runs import RunSettings
 from axrt.model.linear import Linear, may_wait
 from axrt.model.module import LossFunction
@@ -25,6 +26,7 @@ from axrt.model.per_layer import shapes
 from axrt.model.precision import NarrowLayers, Types, types_of, types_on_device
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
+from axrt.model.team_layers import OF_ONE, TeamLayers
 from axrt.scheduler.job import Job
 from axrt.transport.payload import flatten, unflatten
 
@@ -40,6 +42,7 @@ class StashBytes(NamedTuple):
     saved: int  # what autograd has saved of it after its forward, which may leave the device
     sent: int  # activation that it sends on; 0 on the last stage
     sent_back: int  # gradient that comes back for it
+    slices: int = 0  # what comes of other members at one of its joints
 
 
 class Stashes:
@@ -47,10 +50,18 @@ class Stashes:
 
     Args:
         loss_fn: loss function of the model.
+        of_team: what a member of a team runs of each layer.
     """
 
-    def __init__(self, skeletons: Skeletons, loss_fn: LossFunction, sample: Any) -> None:
+    def __init__(
+        self,
+        skeletons: Skeletons,
+        loss_fn: LossFunction,
+        sample: Any,
+        of_team: TeamLayers = OF_ONE,
+    ) -> None:
         self._skeletons, self._loss_fn, self._sample = skeletons, loss_fn, sample
+        self._of_team = of_team
         self._known: dict[tuple[object, ...], tuple[StashBytes, Any]] = {}
 
     def of_stages(self, config: Config, job: Job) -> list[StashBytes]:
@@ -107,13 +118,13 @@ class Stashes:
             layers,
             first,
             self._loss_fn if last else None,
-            RunSettings(job, generator, types=types),
+            RunSettings(job, generator, types=types, of_team=self._of_team),
             again,
         )
         weights = [*sketch.layers.parameters(), *sketch.layers.buffers()]
         products = _Products(sketch.layers)
         with _saved() as saved:
-            out = sketch.forward(0, value, target if last else None)
+            out, slices = sketch.ran(value, target if last else None, self._of_team.team)
             kept = _apart([*saved(), *sketch.open(0).kept_to_run_again()], weights)
             leaves = _apart(saved(), weights)
             if again:
@@ -125,7 +136,7 @@ class Stashes:
         sent = [] if last else flatten(out)[1]
         back = [tensor for tensor in sent if tensor.requires_grad]
         sizes = StashBytes(
-            kept, max(0, afterwards - kept), leaves, num_bytes(sent), num_bytes(back)
+            kept, max(0, afterwards - kept), leaves, num_bytes(sent), num_bytes(back), slices
         )
         return sizes, None if last else out
 
@@ -158,6 +169,18 @@ class Stashes:
 
 class _Sketch(Stage):
     """A stage on fake tensors, which have no addresses."""
+
+    def ran(self, value: Any, target: Any, team: Team) -> tuple[Any, int]:
+        """What a forward sends on, and the most bytes that come at one of its joints: as many as
+        this member has for others."""
+        if team.size == 1:
+            return self.forward(0, value, target), 0
+        most, out = 0, self.forward_piece(0, (value, target))
+        while isinstance(out, Joint):
+            came = {member: out.outgoing(member) for member in range(1, team.size)}
+            most = max(most, num_bytes([one for of in came.values() for one in of]))
+            out = self.forward_piece(0, None, came)
+        return out, most
 
     def _to_send(self, tensor: Tensor) -> Tensor:
         return tensor.detach().requires_grad_(tensor.requires_grad)

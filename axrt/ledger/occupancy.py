@@ -113,6 +113,11 @@ class Occupancies:
             lambda stage: sizes[stage].kept - _leaves(job, stage, sizes), lambda stage: 0.0
         )
         messages = _most_waiting(line, job, sizes)
+        for rank in range(job.ranks) if job.team > 1 else ():
+            mine = [sizes[stage] for stage in job.placement.stages_of(rank)]
+            messages[rank] += 2 * max(of.slices for of in mine)  # of a forward and a backward
+            # While a backward waits at a joint, layers of the next microbatch run again.
+            stash[rank] += max(of.again for of in mine)
         most = [
             _most_on_device(job, rank, sizes) + again[rank] + inputs[rank]
             for rank in range(job.ranks)
@@ -125,8 +130,11 @@ class Occupancies:
 
     def _alone(self, job: Job, microbatches: int) -> Timeline:
         """A step of so many microbatches, as of one replica."""
+        # Members of a team hold what one rank would: a microbatch is held from its first piece on.
         job = replace(
             job.alone(),
+            team=1,
+            joints={},
             microbatches=microbatches,
             votes=job.votes,
             held_on_device=job.held_on_device,

@@ -15,7 +15,7 @@ from axrt.config import Config
 from axrt.model.precision import Types, types_of, types_on_device
 from axrt.scheduler.bucket import across, of_group
 from axrt.scheduler.job import Job
-from axrt.store.assign import BucketSpec, buckets_of
+from axrt.store.assign import BucketSpec, Share, buckets_of
 from axrt.store.bucket import gradient_of
 from axrt.store.flat import FlatBuffer, Layout, by_key
 from axrt.store.gradient import Gradient
@@ -134,6 +134,7 @@ class StageParameters:
             [(name, parameter) for name, parameter, _ in trained],
             job.pipes,
             config.memory.bucket_mb * _MIB,
+            Share(*skeletons.cuts.team, skeletons.cuts.parts),
         )
         self._buckets = [
             self._bucket(spec, [narrow[name] for name, _ in spec.named]) for spec in specs

@@ -8,8 +8,10 @@ from typing import Any
 from torch import nn
 
 from axrt.config import AUTO, Config, Schedule
-from axrt.errors import ConfigError
+from axrt.model.joints import Team
 from axrt.model.module import PipelineModule
+from axrt.model.team_layers import TeamLayers
+from axrt.model.tensor_plan import check_cuts
 from axrt.planning.default_schedule import settled
 from axrt.scheduler.job import Job
 from axrt.store.assign import BucketSpec
@@ -76,7 +78,7 @@ class Prediction:
     @property
     def size(self) -> int:
         """Number of ranks of the job."""
-        return self.mesh.pipe * self.mesh.data
+        return self.mesh.pipe * self.mesh.data * self.mesh.tensor
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -97,10 +99,9 @@ class Predictor:
 
     def __init__(self, model: PipelineModule, factory: OptimizerFactory, sample: Any) -> None:
         self._model, self._factory = model, factory
-        self._skeletons = Skeletons(model.layers)
-        self._stashes = (
-            Stashes(self._skeletons, model.loss_fn, sample) if sample is not None else None
-        )
+        self._sample = sample
+        self._of_one = Skeletons(model.layers)
+        self._of_teams: dict[int, tuple[Skeletons, Stashes | None]] = {}
         self._occupancies = Occupancies()
         self._jobs: dict[tuple[object, ...], tuple[Schedule, Job]] = {}
         self._moments: dict[tuple[object, ...], Probed] = {}
@@ -122,12 +123,8 @@ class Predictor:
             ConfigError: the ranks, the schedule and the model do not fit each other.
         """
         of = config.parallel
-        if of.tensor > 1:
-            raise ConfigError(
-                f"parallel.tensor = {of.tensor}: what members of a team hold is not predicted yet; "
-                "expected parallel.tensor = 1"
-            )
-        mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order)
+        check_cuts(self._model, of.tensor)
+        mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order, of.tensor)
         schedule, job = self._settled(config, mesh)
         held, why = self._held(config, job)
         alike: dict[tuple[object, ...], Ledger] = {}
@@ -164,6 +161,19 @@ class Predictor:
             tuple(tuple(ledger(one, rank) for rank in range(job.ranks)) for one in replicas),
         )
 
+    def _of_team(self, size: int) -> tuple[Skeletons, Stashes | None]:
+        """The layers of the first member of a team, which has most, and what stages keep there."""
+        if size not in self._of_teams:
+            model, team = self._model, Team(0, size)
+            skeletons = self._of_one.of_team(model.tensor, team) if size > 1 else self._of_one
+            of_team = TeamLayers(model.tensor, team)
+            has_sample = self._sample is not None
+            self._of_teams[size] = (
+                skeletons,
+                Stashes(skeletons, model.loss_fn, self._sample, of_team) if has_sample else None,
+            )
+        return self._of_teams[size]
+
     def _settled(self, config: Config, mesh: Mesh) -> tuple[Schedule, Job]:
         if config.schedule.policy == AUTO:
             config = replace(config, schedule=replace(config.schedule, policy=""))
@@ -187,12 +197,21 @@ class Predictor:
 
     def _parameters_of(self, config: Config, job: Job) -> list[StageParameters]:
         """The parameters of each stage. Schedules and recomputation change nothing of them."""
-        of_job = (job.cuts, job.pipes, job.pipes_a_group, job.shards, job.offloads_weights)
+        of_job = (
+            job.team,
+            job.cuts,
+            job.pipes,
+            job.pipes_a_group,
+            job.shards,
+            job.offloads_weights,
+        )
         memory = replace(config.memory, recompute="none", offload_activations=0)
         key = (*of_job, job.steps_on_host, memory, config.precision, config.optimizer)
         if key not in self._parameters:
             self._parameters[key] = [
-                StageParameters(self._skeletons, config, job, stage, self._probe, self._sizes)
+                StageParameters(
+                    self._of_team(job.team)[0], config, job, stage, self._probe, self._sizes
+                )
                 for stage in range(job.stages)
             ]
         return self._parameters[key]
@@ -200,10 +219,11 @@ class Predictor:
     def _held(self, config: Config, job: Job) -> tuple[list[Occupancy], list[str]]:
         """What the microbatches of each rank hold, or texts that say why that is not known."""
         nothing = [Occupancy(0, 0)] * job.ranks
-        if self._stashes is None:
+        _, stashes = self._of_team(job.team)
+        if stashes is None:
             return nothing, ["stash and messages: not known, since no sample was given"]
         try:
-            sizes = self._stashes.of_stages(config, job)
+            sizes = stashes.of_stages(config, job)
         except (Exception, SystemExit) as error:  # of the user's own layers, whatever it is
             said = (str(error).splitlines() or [""])[0]
             return nothing, [

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from axrt.model.joints import ALONE, Team
 from axrt.model.layers import (
     Function,
     Layer,
@@ -17,6 +19,8 @@ from axrt.model.layers import (
     tied_layer,
     without_memory,
 )
+from axrt.model.tensor_cuts import TensorCuts
+from axrt.model.tensor_plan import Plan
 
 META = torch.device("meta")
 
@@ -25,10 +29,13 @@ class Skeletons:
     """The skeletons of a model's layers. Layers of the same specification share one.
 
     Modules that are given as they are, are looked at when this is made: an engine changes them.
+
+    Attributes:
+        cuts: what a member of a team has of them, of those that were looked at.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        self.layers = layers
+        self.layers, self.cuts = layers, TensorCuts({}, ALONE)
         self._known: dict[tuple[object, ...], nn.Module] = {}
         memo: dict[int, object] = {}
         self._given = {
@@ -37,11 +44,18 @@ class Skeletons:
             if isinstance(layer, nn.Module)
         }
 
+    def of_team(self, plan: Plan, team: Team) -> Self:
+        """The skeletons of a member's part of the layers."""
+        others = copy.copy(self)
+        others.cuts, others._known = TensorCuts(plan, team), {}
+        return others
+
     def key_of(self, place: int) -> tuple[object, ...]:
         """A key that is equal for layers that are built alike."""
         layer = self.layers[place]
         if isinstance(layer, LayerSpec) and not isinstance(layer, TiedLayerSpec):
-            return specification(layer)
+            is_cut = self.cuts.team.size > 1  # by names, which begin with the place
+            return (*specification(layer), place) if is_cut else specification(layer)
         return (place,)
 
     def layer(self, place: int) -> nn.Module:
@@ -73,6 +87,7 @@ class Skeletons:
         if not isinstance(layer, LayerSpec):
             return Function(layer)
         module = without_memory(layer)
+        self.cuts.cut(place, module)
         if isinstance(layer, TiedLayerSpec):
             first = places_of(self.layers, layer.key)[0]
             if first < place:

@@ -75,23 +75,24 @@ class TensorCuts:
         plan: what the model says.
         team: this member, and how many share them out.
     Attributes:
+        team: the same.
         parts: what the members have of each parameter that was cut.
     """
 
     def __init__(self, plan: Plan, team: Team) -> None:
-        self._plan, self._team = plan, team
+        self._plan, self.team = plan, team
         self.parts: dict[str, Part] = {}
 
     def cut(self, place: int, layer: nn.Module) -> None:
         """Cut what the plan names in a layer."""
-        if self._team.size == 1:
+        if self.team.size == 1:
             return
         for path, module in layer.named_modules(prefix=str(place)):
             for _, way in cuts_in(self._plan, path):
                 assert isinstance(module, nn.Linear)
                 self._cut(path, module, way)
             for _, name in divided_in(self._plan, path, module):
-                value, size = getattr(module, name), self._team.size
+                value, size = getattr(module, name), self.team.size
                 whole = isinstance(value, tuple)
                 setattr(module, name, tuple(n // size for n in value) if whole else value // size)
 
@@ -99,7 +100,7 @@ class TensorCuts:
         dims = {"weight": 1, "bias": None} if way == ROW else {"weight": 0, "bias": 0}
         widths = (module.in_features,) if way == ROW else blocks_of(way, module.out_features)
         for name, parameter in list(module.named_parameters()):
-            part = Part(dims[name], parameter.shape, self._team, widths)
+            part = Part(dims[name], parameter.shape, self.team, widths)
             self.parts[f"{path}.{name}"] = part
             mine = _parameter(part.of(parameter), parameter) if part.is_here else None
             module.register_parameter(name, mine)

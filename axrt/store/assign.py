@@ -44,6 +44,7 @@ def buckets_of(
     named: Named,
     pipes: int,
     most_bytes: float,
+    share: Share = ALONE,
 ) -> list[BucketSpec]:
     """The buckets of a stage: one for each tied layer, then the rest.
 
@@ -53,6 +54,7 @@ def buckets_of(
         stage: index of the stage.
         most_bytes: largest size of an ordinary bucket, in bytes; one larger parameter has a bucket
             of its own.
+        share: see `buckets_as_built`.
     Returns:
         At least one bucket: a stage without parameters has an empty one, since it has a step to
         take.
@@ -61,7 +63,7 @@ def buckets_of(
         (place, [pair for pair in named if int(pair[0].partition(".")[0]) == place])
         for place in range(cuts[stage], cuts[stage + 1])
     ]
-    found = dict(buckets_as_built(layers, cuts, stage, of_layers, pipes, most_bytes))
+    found = dict(buckets_as_built(layers, cuts, stage, of_layers, pipes, most_bytes, share))
     return [found[number] for number in sorted(found)]
 
 

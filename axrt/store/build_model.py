@@ -173,8 +173,9 @@ class _Builder:
         if cut is None or probed(self._to_step.factory, spec.named).elementwise:
             return
         raise ConfigError(
-            f"the optimizer looks at whole parameters, and the members of a team share {cut} out "
-            "(parallel.tensor); expected one that steps each element by itself, such as AdamW"
+            f"the members of a team share {cut} out (parallel.tensor), and the optimizer is none "
+            "that is known to step each element by itself; expected one of torch's that does, such "
+            "as AdamW, without hooks"
         )
 
     def _types_of(self, parameters: list[nn.Parameter]) -> list[torch.dtype | None]:
