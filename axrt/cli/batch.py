@@ -18,7 +18,6 @@ from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import is_own
 
 from .overrides import with_overrides
-from .refusal import check_one_member
 
 _OPTIONS = (
     click.argument("file", type=click.Path(exists=True, dir_okay=False)),
@@ -109,7 +108,6 @@ def _order(options: dict[str, Any]) -> Order:
         raise ConfigError("checkpoint.resume is set by the script; go back by hand, once")
     seconds_of(options["time"])
     config = Config.read(options["file"], overrides)
-    check_one_member(config)
     gpus = options["gpus_per_node"]
     ranks = options["ranks_per_node"] or gpus or 1
     _check_ranks(config, options["nodes"] * ranks)
@@ -135,6 +133,7 @@ def _check_ranks(config: Config, ranks: int) -> None:
     """Check that the model and the schedule fit the ranks of the job, which else would wait in the
     queue to say so. Modules of the user's may be there on the nodes alone, and a job that survives
     losses has spares."""
+    from axrt.model.tensor_plan import check_cuts
     from axrt.models.registry import model_of
     from axrt.planning.default_schedule import settled  # needs torch, and --help does not
     from axrt.world.mesh import Mesh
@@ -144,8 +143,10 @@ def _check_ranks(config: Config, ranks: int) -> None:
     if of_the_user or config.run.survive:
         return
     try:
-        mesh = Mesh.of(0, ranks, of.pipe, of.data, of.rank_order)
+        mesh = Mesh.of(0, ranks, of.pipe, of.data, of.rank_order, of.tensor)
+        model = model_of(config)
+        check_cuts(model, of.tensor)
         if config.schedule.policy != AUTO:
-            settled(config, model_of(config), mesh)
+            settled(config, model, mesh)
     except ConfigError as error:
         raise ConfigError(f"on {plural(ranks, 'rank')}: {error}") from None

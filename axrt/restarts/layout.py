@@ -51,6 +51,11 @@ def whole_layout(config: Config, ranks: int) -> Layout:
     Raises:
         ConfigError: they do not fit so many ranks.
     """
+    if config.parallel.tensor > 1:
+        raise ConfigError(
+            f"parallel.tensor = {config.parallel.tensor} on fewer ranks than the run was made for, "
+            "which is not there yet; expected as many ranks"
+        )
     mesh = Mesh.of(0, ranks, config.parallel.pipe, config.parallel.data, "pipe")
     found = _simulated(config, mesh.pipe, mesh.data)
     assert found is not None
