@@ -107,7 +107,7 @@ def _taken(layer: _Layer, snapshot: Snapshot) -> _Layer:
         return snapshot.take(Live(value, bucket))
 
     return _Layer(
-        {name: Live(taken(*live[:2]), None) for name, live in layer.weights.items()},
+        {name: Live(snapshot.take(live), None) for name, live in layer.weights.items()},
         {
             name: (
                 replace(of, tensors={key: taken(one, bucket) for key, one in of.tensors.items()}),

@@ -6,6 +6,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from axrt.errors import ConfigError
+
 from .joints import alone, check_no_joint
 
 
@@ -46,11 +48,15 @@ class InPieces(Jointed):
             in `Sum` or `Gathered` there is exchanged with the other members of a team; nothing else
             between two of them leaves the rank. Where the layer has hooks or a forward of its own,
             no task runs between two pieces.
+    Raises:
+        ConfigError: there are no modules.
     """
 
     def __init__(self, pieces: Iterable[nn.Module]) -> None:
         super().__init__()
         self.pieces = nn.ModuleList(pieces)
+        if not self.pieces:
+            raise ConfigError("InPieces of no modules; expected at least one")
 
     @property
     def team_pieces(self) -> Sequence[Callable[[Any], Any]]:

@@ -84,8 +84,14 @@ def slice_of(tensor: Tensor, member: int, size: int) -> Tensor:
     Raises:
         ModelError: members cannot have equally many tokens.
     """
-    dim = token_dim(tensor) if tensor.dim() else 0
-    if not tensor.dim() or tensor.shape[dim] % size:
+    dim = token_dim(tensor)
+    if not tensor.dim():
+        raise ModelError(
+            "a tensor of shape () counts no tokens, and members of a team (parallel.tensor) share "
+            "out the tokens of all that goes from layer to layer; expected (..., tokens) of whole "
+            "numbers, or (..., tokens, features)"
+        )
+    if tensor.shape[dim] % size:
         raise ModelError(
             f"a tensor of shape {tuple(tensor.shape)} has no multiple of {size} tokens along "
             f"dimension {dim}; expected a length that parallel.tensor = {size} divides"
@@ -113,8 +119,8 @@ def tokens_of_all(payloads: Sequence[Any]) -> Any:
 
 
 def added_up(addends: Sequence[Tensor]) -> Tensor:
-    """The sum of addends of one type, in float32 and a balanced tree."""
-    level = [one.float() for one in addends]
+    """The sum of addends of one type, in float32 or wider, and a balanced tree."""
+    level = [one if one.dtype == torch.float64 else one.float() for one in addends]
     while len(level) > 1:
         pairs = zip(level[::2], level[1::2], strict=False)
         odd = level[-1:] if len(level) % 2 else []
@@ -127,10 +133,13 @@ Came = Mapping[int, Slices]  # slices of each other member, by its index
 
 
 def _for(to: int, tensors: Sequence[Tensor], moves: Sequence[Move], team: Team) -> Slices:
-    """The slices that a member has for another one."""
+    """The slices that a member has for another one, in memory of their own: the next piece may
+    write to what it is given before they have left."""
     return tuple(
         [
-            tensor if move is Move.GATHER else slice_of(tensor, to, team.size).contiguous()
+            (tensor if move is Move.GATHER else slice_of(tensor, to, team.size)).clone(
+                memory_format=torch.contiguous_format
+            )
             for tensor, move in zip(tensors, moves, strict=True)
             if move is not Move.PASS
         ]
@@ -154,6 +163,23 @@ def _joined(
         found.append(torch.cat(of_all, token_dim(own)) if together else added_up(of_all))
         place += 1
     return found
+
+
+def _check_type(joint: Sum | Gathered) -> None:
+    """Check that numbers may be exchanged at a joint: no complex ones, and no sums of whole ones.
+
+    Raises:
+        ModelError: they may not.
+    """
+    tensor, name = joint.value, type(joint).__name__
+    if not isinstance(tensor, Tensor):
+        raise ModelError(f"axrt.{name}({type(tensor).__name__}); expected a tensor")
+    is_sum_of_others = isinstance(joint, Sum) and not tensor.is_floating_point()
+    if tensor.is_complex() or is_sum_of_others:
+        raise ModelError(
+            f"a tensor of {tensor.dtype} comes to a joint of a team ({name}); expected "
+            "floating-point numbers, or whole ones that are gathered"
+        )
 
 
 def _check_alike(tensors: Sequence[Tensor], moves: Sequence[Move], came: Came, team: Team) -> None:
@@ -202,6 +228,7 @@ class Joint:
     def _stripped(self, value: Any) -> Any:
         """The payload without wrappers; notes what becomes of each tensor."""
         if isinstance(value, Sum | Gathered):
+            _check_type(value)
             self._moves.append(Move.ADD if isinstance(value, Sum) else Move.GATHER)
             return value.value
         if type(value) in (tuple, list):

@@ -14,11 +14,21 @@ from axrt.scheduler.job import Job
 
 from .compiler import Compiler
 from .in_pieces import InPieces, Jointed
-from .joints import check_no_joint, own_tokens, shape_of_tokens
+from .joints import check_no_joint, own_tokens
 from .module import LossFunction
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
 from .seeds import BorrowedGenerator
-from .team_layers import OF_ONE, TeamLayers, Way, check_pieces, gathered, tensors_in
+from .team_layers import (
+    OF_ONE,
+    BufferWatch,
+    TeamLayers,
+    Way,
+    check_pieces,
+    check_tokens,
+    gathered,
+    sums_in,
+    tensors_in,
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,7 @@ class LayerRuns:
             for way in self._ways
         ]
         self._in_all = job.microbatches_in_all * self._team.size
+        self._buffers = BufferWatch(layers)
         self._scale_of = settings.scale_of
         self._generator, self._device = settings.generator, settings.generator.device
         self._types, self._between = settings.types, settings.types.between
@@ -153,12 +164,42 @@ class LayerRuns:
             return own_tokens(self.run(number, value, place, place + 1), self._team)
         given = value if at else self._of_team.own(value)
         layer = self._layers[place]
-        value = (
-            (yield from self._pieces_of(number, given, place, layer.team_pieces))
-            if isinstance(layer, Jointed)
-            else self.run(number, given, place, place + 1)
-        )
-        _check_tokens(at, given, value)
+        name = f"layer {at} ({type(layer).__name__})"
+        check_tokens(f"before {name}", given)
+        buffers = self._buffers.before(place) if layer.training else None
+        if way is Way.PIECES and isinstance(layer, Jointed):
+            value = yield from self._with_sums(number, given, place, layer)
+        else:
+            value = self.run(number, given, place, place + 1)
+        self._buffers.check(place, buffers, name)
+        check_tokens(f"behind {name}", *tensors_in(given)[:1], value)
+        return value
+
+    def _with_sums(
+        self, number: int, value: Any, place: int, layer: Jointed
+    ) -> Generator[Any, Any, Any]:
+        """Run the pieces of a layer, whose sums are of matrices that are cut by rows.
+
+        Raises:
+            ModelError: there are more, or none.
+        """
+        sums, pieces = 0, self._pieces_of(number, value, place, layer.team_pieces)
+        given: Any = None
+        while True:
+            try:
+                made = pieces.send(given)
+            except StopIteration as end:
+                value = end.value
+                break
+            sums += sums_in(made)
+            given = yield made
+        rows = self._of_team.rows_in(self._first_layer + place, layer)
+        if sums > rows or (rows and not sums):
+            raise ModelError(
+                f"layer {self._first_layer + place} ({type(layer).__name__}) has {sums} axrt.Sum "
+                f"in its pieces and {rows} matrices that are cut by 'row'; expected a Sum for what "
+                "such matrices return, and for nothing else"
+            )
         return value
 
     def _pieces_of(
@@ -197,7 +238,7 @@ class LayerRuns:
             outputs = in_type(outputs, torch.float32, self._types.weights)
         if self._team.size > 1 and not self._of_team.loss_is_whole:
             target = self._of_team.own(target)
-            _check_tokens(self._first_layer + len(self), outputs, target)
+            check_tokens("the loss, which takes each token by itself", outputs, target)
         if self._types.compute is None:
             found = self._loss_fn(outputs, target)
         else:
@@ -240,21 +281,6 @@ class LayerRuns:
         if self._types.compute is None:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self._types.compute)
-
-
-def _check_tokens(place: int, before: Any, after: Any) -> None:
-    """Check that a layer of a team, or its loss, has as many tokens behind it as before it.
-
-    Raises:
-        ModelError: it has others.
-    """
-    shapes = [shape_of_tokens(of[0]) for of in map(tensors_in, (before, after)) if of]
-    if len(set(shapes)) > 1:
-        raise ModelError(
-            f"layer {place} has tokens of shape {shapes[0]} before and {shapes[1]} behind it on "
-            "one member of a team; expected the same. Look for a Sum or a Gathered that is missing "
-            "(layers in pieces), or leave its 'token' away"
-        )
 
 
 def _is_one_number(value: object) -> bool:

@@ -72,8 +72,8 @@ class PipelineModule:
         self.loss_fn = loss_fn
         self.partition_method = partition_method
         self.num_stages = num_stages
+        check_plan({} if tensor is None else tensor)
         self.tensor = dict(tensor or {})
-        check_plan(self.tensor)
         if not self.layers:
             raise ConfigError("a PipelineModule needs at least one layer, got none")
         for index, layer in enumerate(self.layers):

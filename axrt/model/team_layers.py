@@ -1,7 +1,8 @@
 """What members of a team do with each layer of a stage: its pieces, their own tokens, or all of
 it."""
 
-#   PIECES   the layer says where it exchanges what (`Jointed`): a joint between two of them
+#   PIECES   some of its matrices are cut, and the layer says where it exchanges what (`Jointed`): a
+#            joint between two of them
 #   TOKEN    each token by itself, as the user has said: a member gives it its own tokens
 #   WHOLE    any other: each member runs all tokens, put together at a joint before it, and goes on
 #            with its own
@@ -26,10 +27,10 @@ from torch import Tensor, nn
 from axrt.errors import ModelError
 
 from .in_pieces import Jointed
-from .joints import ALONE, Gathered, Team, own_tokens, shape_of_tokens
+from .joints import ALONE, Gathered, Sum, Team, own_tokens, shape_of_tokens
 from .layers import Layer, LayerSpec, without_memory
 from .loss import Loss
-from .tensor_plan import LOSS, TOKEN, Plan
+from .tensor_plan import LOSS, ROW, TOKEN, Plan, cuts_in
 
 
 class Way(Enum):
@@ -65,12 +66,21 @@ class TeamLayers:
         module: object = layer
         if isinstance(layer, LayerSpec):
             module = without_memory(layer) if issubclass(layer.typename, Jointed) else None
-        if isinstance(module, Jointed):
+        if isinstance(module, Jointed) and self._cuts(place, module):
             return Way.PIECES
         by_tokens = any(
             way == TOKEN and fnmatchcase(str(place), pattern) for pattern, way in self.plan.items()
         )
         return Way.TOKENS if by_tokens or isinstance(module, Loss) else Way.WHOLE
+
+    def _cuts(self, place: int, layer: nn.Module) -> list[str]:
+        """How modules of a layer are cut."""
+        named = layer.named_modules(prefix=str(place))
+        return [way for path, _ in named for _, way in cuts_in(self.plan, path)]
+
+    def rows_in(self, place: int, layer: nn.Module) -> int:
+        """The number of matrices of a layer that are cut by rows, whose addends a `Sum` has."""
+        return self._cuts(place, layer).count(ROW)
 
     def joints(self, first: int, layers: Sequence[Layer], has_loss: bool) -> int:
         """The number of joints in consecutive layers.
@@ -96,13 +106,8 @@ class TeamLayers:
         Raises:
             ModelError: their tensors have different tokens, or not equally many for each member.
         """
-        shapes = {shape_of_tokens(tensor) for tensor in tensors_in(value)}
-        if self.team.size > 1 and len(shapes) > 1:
-            raise ModelError(
-                f"inputs or targets with tokens of shapes {', '.join(map(str, sorted(shapes)))} "
-                f"are to be cut for parallel.tensor = {self.team.size}; expected one shape in all "
-                "tensors: (..., tokens) of whole numbers, or (..., tokens, features)"
-            )
+        if self.team.size > 1:
+            check_tokens("inputs or targets, which are to be cut", value)
         return own_tokens(value, self.team)
 
 
@@ -125,6 +130,60 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, dict):
         return [tensor for part in value.values() for tensor in tensors_in(part)]
     return [value] if isinstance(value, Tensor) else []
+
+
+def sums_in(value: Any) -> int:
+    """The number of sums at a joint."""
+    if isinstance(value, Sum):
+        return 1
+    parts = value.values() if type(value) is dict else value
+    return sum(map(sums_in, parts)) if type(value) in (tuple, list, dict) else 0
+
+
+def check_tokens(where: str, *values: Any) -> None:
+    """Check that all tensors of values count the same tokens.
+
+    Raises:
+        ModelError: they do not.
+    """
+    tensors = [tensor for value in values for tensor in tensors_in(value)]
+    shapes = list(dict.fromkeys(map(shape_of_tokens, tensors)))
+    if len(shapes) > 1:
+        raise ModelError(
+            f"{where}: tensors have tokens of shapes {' and '.join(map(str, shapes))} on one "
+            "member of a team; expected one shape in all, (..., tokens) of whole numbers or (..., "
+            "tokens, features). Look for a Sum or a Gathered that is missing, or leave the layer "
+            "or the loss unnamed in tensor={...}: then it sees all tokens"
+        )
+
+
+class BufferWatch:
+    """Finds buffers that a layer changes, of which members would have different ones."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers, self._seen = layers, set[int]()
+
+    def before(self, place: int) -> list[tuple[int, int]] | None:
+        """What is known of a layer's buffers before its first forward; None: they were seen."""
+        return None if place in self._seen else self._state(place)
+
+    def check(self, place: int, before: list[tuple[int, int]] | None, name: str) -> None:
+        """Check that they have not changed.
+
+        Raises:
+            ModelError: some have.
+        """
+        if before is None:
+            return
+        self._seen.add(place)
+        if self._state(place) != before:
+            raise ModelError(
+                f"{name} changes buffers, and each member of a team would have its own; expected a "
+                "layer that sees all tokens, which is not named in tensor={...} and has nothing cut"
+            )
+
+    def _state(self, place: int) -> list[tuple[int, int]]:
+        return [(id(buffer), buffer._version) for buffer in self._layers[place].buffers()]
 
 
 def check_pieces(place: int, layer: nn.Module) -> None:

@@ -109,4 +109,6 @@ class TensorCuts:
 
 def _parameter(part: Tensor, of: nn.Parameter) -> nn.Parameter:
     own = part.detach().clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(own, requires_grad=of.requires_grad)
+    made = nn.Parameter(own, requires_grad=of.requires_grad)
+    made.__dict__.update(of.__dict__)  # marks that factories of optimizers look at
+    return made

@@ -11,6 +11,7 @@ anything is built."""
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -57,7 +58,7 @@ def divided_in(plan: Plan, path: str, module: nn.Module) -> Iterator[tuple[str, 
     """The patterns that divide an attribute of a module, each with the attribute's name."""
     for pattern, way in plan.items():
         of, _, name = pattern.rpartition(".")
-        if way == DIVIDE and fnmatchcase(path, of) and hasattr(module, name):
+        if way == DIVIDE and fnmatchcase(path, of) and name in vars(module):
             yield pattern, name
 
 
@@ -67,6 +68,8 @@ def check_plan(plan: Plan) -> None:
     Raises:
         ConfigError: one is none of `WAYS`.
     """
+    if not isinstance(plan, Mapping) or not all(isinstance(of, str) for of in chain(*plan.items())):
+        raise ConfigError(f"tensor = {plan!r}; expected a dict of words by patterns of names")
     for pattern, way in plan.items():
         known = (TOKEN,) if pattern == LOSS else WAYS
         word, colon, _ = way.partition(":")
@@ -123,18 +126,21 @@ class _Check:
             for pattern, way in cuts_in(self._plan, path):
                 self._cut(path, one, way)
                 _check_layer(place, path, module, layer)
-                if path in self._cut_by:
-                    raise ConfigError(
-                        f"tensor: both {self._cut_by[path]!r} and {pattern!r} name {path}; "
-                        "expected one"
-                    )
-                self._cut_by[path] = pattern
-                self._matched.add(pattern)
+                self._one_pattern(path, pattern)
             for pattern, name in divided_in(self._plan, path, one):
                 self._divided(f"{path}.{name}", getattr(one, name))
                 _check_layer(place, path, module, layer)
-                self._matched.add(pattern)
+                self._one_pattern(f"{path}.{name}", pattern)
         self._shared(place, module)
+
+    def _one_pattern(self, name: str, pattern: str) -> None:
+        """Note the pattern that names a module or an attribute; a second one is refused."""
+        if name in self._cut_by:
+            raise ConfigError(
+                f"tensor: both {self._cut_by[name]!r} and {pattern!r} name {name}; expected one"
+            )
+        self._cut_by[name] = pattern
+        self._matched.add(pattern)
 
     def _batch_norm(self, place: int, layer: nn.Module) -> None:
         """Check that no statistics over tokens are those of a member's own."""
@@ -172,6 +178,7 @@ class _Check:
                 f"tensor: {path} is a {type(module).__name__}; expected an nn.Linear to cut by "
                 f"{way}"
             )
+        _check_plain(path, module)
         whole, of = (
             (module.in_features, "inputs") if way == ROW else (module.out_features, "outputs")
         )
@@ -210,6 +217,21 @@ class _Check:
                 )
 
 
+def _check_plain(path: str, module: nn.Linear) -> None:
+    """Check that nothing but its forward knows a linear module's weights."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    of_weights = [
+        getattr(one, name, None)
+        for one in module.parameters()
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+    ]
+    if any(hooks) or any(of_weights) or list(module.children()):
+        raise ConfigError(
+            f"tensor: {path} has hooks or modules of its own, and it is cut; expected a plain "
+            "nn.Linear"
+        )
+
+
 def _check_layer(place: int, path: str, module: nn.Module, layer: Layer) -> None:
     """Check that a layer of which something is cut may be."""
     if not isinstance(layer, LayerSpec):
@@ -221,6 +243,11 @@ def _check_layer(place: int, path: str, module: nn.Module, layer: Layer) -> None
         raise ConfigError(
             f"tensor: {path} is in a tied layer, whose weights all its layers have whole; expected "
             "modules of other layers"
+        )
+    if any(isinstance(one, Jointed) for one in module.modules() if one is not module):
+        raise ConfigError(
+            f"tensor: {path} is in layer {place}, which has a layer in pieces within it, whose "
+            "joints nobody would see; expected its pieces in those of the layer"
         )
     if not isinstance(module, Jointed):
         raise ConfigError(

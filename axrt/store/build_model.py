@@ -31,7 +31,7 @@ from .bucket import Bucket
 from .bucket_settings import BucketSettings
 from .local_model import LocalModel
 from .loss_scale import LossScale
-from .probe import probed
+from .probe import options_of, probed
 from .recipe import Recipe
 from .scratch import refused_as_setting
 from .scratch_stash import ScratchStash
@@ -65,14 +65,14 @@ def build_model(
     host = scratch if config.memory.steps_on_host else None
     host_slots = Slots(host, CPU, device != CPU) if host else None
     has_stash = job.offloads_stash(mesh.pipe_rank)
-    types, scales = types_of(config.precision), config.precision.scales
+    types, of = types_of(config.precision), config.precision
     narrow = NarrowLayers(types) if types.weights else None
-    loss_scale = LossScale(config.precision) if scales else None
+    loss_scale = LossScale(of) if of.scales else None
     to_step = BucketSettings(
         recipe.factory,
         recipe.lr_schedule,
         device,
-        in_float32=config.precision.gradients == "float32",
+        in_float32=of.gradients == "float32",
         narrowest=types.weights,
         pipes_a_group=job.pipes_a_group,
         keeps_apart=job.in_tree,
@@ -81,10 +81,8 @@ def build_model(
         in_scratch=job.offloads_weights,
     )
     of_team = TeamLayers(recipe.model.tensor, Team(mesh.member, mesh.tensor))
-    to_run = RunSettings(
-        *(job, generator, mesh.data_rank, types, compiler),
-        *(loss_scale.of if loss_scale else None, True, of_team),
-    )
+    replica, scale_of = mesh.data_rank, loss_scale.of if loss_scale else None
+    to_run = RunSettings(job, generator, replica, types, compiler, scale_of, True, of_team)
     builder = _Builder(recipe.model, config, to_step, to_run, narrow)
     stages, buckets, pipes = {}, {}, {}
     for stage in job.placement.stages_of(mesh.pipe_rank):
@@ -170,7 +168,17 @@ class _Builder:
     def _check_steps_parts(self, spec: BucketSpec, parts: Parts) -> None:
         """Check that an optimizer steps parts of parameters as it steps the whole."""
         cut = next((name for name, _ in spec.named if name in parts), None)
-        if cut is None or probed(self._to_step.factory, spec.named).elementwise:
+        if cut is None:
+            return
+        factory = self._to_step.factory
+        whole = [(name, _whole(one, parts[name])) for name, one in spec.named]
+        if options_of(factory, spec.named) != options_of(factory, whole):
+            raise ConfigError(
+                f"the members of a team share {cut} out (parallel.tensor), and the optimizer's "
+                "factory gives a part of it other options than the whole; expected options that "
+                "depend on names, and not on shapes"
+            )
+        if probed(factory, spec.named).elementwise:
             return
         raise ConfigError(
             f"the members of a team share {cut} out (parallel.tensor), and the optimizer is none "
@@ -184,6 +192,14 @@ class _Builder:
 
 
 # Layers are built as buckets ask for them, so a narrow run never has its whole stage in float32.
+def _whole(part: nn.Parameter, of: Part) -> nn.Parameter:
+    """A parameter without memory, of the shape of the whole of which a member has a part."""
+    whole = torch.empty(of.shape, dtype=part.dtype, device="meta")
+    made = nn.Parameter(whole, requires_grad=part.requires_grad)
+    made.__dict__.update(part.__dict__)
+    return made
+
+
 class _Layers:
     """The layers of a stage, each built when it is asked for: a rank never holds more than what it
     has made of them and one layer.

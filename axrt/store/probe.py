@@ -100,6 +100,18 @@ def probed(factory: Factory, named: Sequence[tuple[str, nn.Parameter]]) -> Probe
 # An optimizer is asked once whether it can go on. It is stepped twice on tiny parameters, and once
 # more from what was saved in between; what differs is refused at the start. To look for attributes
 # that hold tensors was thought of, and finds neither counters nor optimizers within optimizers.
+def options_of(factory: Factory, named: Sequence[tuple[str, nn.Parameter]]) -> dict[str, str]:
+    """The options that an optimizer has for each parameter, as a text, by name."""
+    names = {id(parameter): name for name, parameter in named}
+    told = ("params", "param_names")
+    return {
+        names[id(parameter)]: repr({key: of for key, of in group.items() if key not in told})
+        for group in getattr(factory(list(named)), "param_groups", ())
+        for parameter in group["params"]
+        if id(parameter) in names
+    }
+
+
 def check_goes_on(
     factory: Factory,
     named: Sequence[tuple[str, nn.Parameter]],

@@ -48,6 +48,7 @@ class Inner(nn.Module):
     def __init__(self, inner: int = 4 * WIDTH) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
+        self.sizes = (inner, inner)  # nobody reads it
 
     def forward(self, value: tuple[Tensor, Tensor]) -> Any:
         before, given = value
@@ -387,6 +388,190 @@ def test_an_evaluation_in_a_team_is_that_of_plain_torch(
     assert not any(outputs for *_, outputs in others)
 
 
+# What an attack has found.
+
+
+class Doubled(nn.Module):
+    """Gives what it makes on twice, once for all members."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Any:
+        made = self.linear(value)
+        return made, axrt.Gathered(made)
+
+
+class InPlace(Inner):
+    """Writes to what it is given while its slices may be on their way."""
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        hidden = self.up(given.clone())
+        before.add_(1.0)
+        return before, axrt.Sum(self.down(hidden.sin()))
+
+
+class Writing(axrt.InPieces):
+    def __init__(self) -> None:
+        super().__init__([Doubled(), InPlace(), Added()])
+
+
+class Marked(Mlp):
+    """Marks weights for the factory of optimizers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for parameter in self.pieces[1].parameters():
+            setattr(parameter, "no_decay", True)  # noqa: B010
+
+
+def by_marks(named: Any) -> torch.optim.Optimizer:
+    pairs = [(getattr(p, "no_decay", False), p) for _, p in named]
+    groups = [
+        {"params": [p for is_marked, p in pairs if is_marked is of], "weight_decay": decay}
+        for of, decay in ((True, 0.0), (False, 2.0))
+    ]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+def of_layers(*layers: type[nn.Module], **more: str) -> Callable[[], axrt.PipelineModule]:
+    specs = [axrt.LayerSpec(layer) for layer in layers]
+    return lambda: axrt.PipelineModule(specs, nn.functional.mse_loss, tensor={**CUTS, **more})
+
+
+@pytest.mark.parametrize(
+    ("model", "factory"),
+    [(of_layers(Writing, Writing), momentum), (of_layers(Marked, Mixed), by_marks)],
+    ids=["in-place", "marks"],
+)
+def test_a_team_is_as_one_rank(model: Callable[[], axrt.PipelineModule], factory: Any) -> None:
+    alone = trained(model, features, 1, 1, factory=factory)
+    for seed in range(3):
+        assert_close(trained(model, features, 1, 2, seed=seed, factory=factory), alone)
+
+
+def test_layers_in_pieces_that_nobody_cuts_are_whole() -> None:
+    def model() -> axrt.PipelineModule:
+        layers = [axrt.LayerSpec(Mlp), axrt.LayerSpec(Mlp), axrt.TiedLayerSpec("mlp", Mlp)]
+        cuts = {"0.*.up": "column", "0.*.down": "row"}
+        return axrt.PipelineModule(layers, nn.functional.mse_loss, tensor=cuts)
+
+    found = trained(model, features, 1, 2, factory=momentum)
+    assert found.losses == pytest.approx(
+        train_in_plain_torch(model(), features, 2, momentum).losses, rel=1e-5
+    )
+
+
+class Twice(axrt.InPieces):
+    """Joints within a piece, which nobody would see."""
+
+    def __init__(self) -> None:
+        super().__init__([Mlp(), Mlp()])
+
+
+class Counting(nn.Module):
+    """A buffer that each member would have for itself."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, value: Tensor) -> Any:
+        with torch.no_grad():
+            self.mean.lerp_(value.flatten(0, -2).mean(0), 0.1)
+        return self.linear(value - self.mean)
+
+
+class Scored(nn.Module):
+    """A number a token beside its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Any:
+        return self.linear(value), value.mean(-1)
+
+
+class Spectral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = torch.fft.fft(self.linear(value), dim=0)
+        return out
+
+
+class Hooking(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        for parameter in self.pieces[1].parameters():
+            parameter.register_hook(lambda gradient: gradient * 0.1)  # type: ignore[no-untyped-call]
+
+
+class FedAlone(axrt.InPieces):
+    """A sum of what is whole on each member."""
+
+    def __init__(self) -> None:
+        super().__init__([Normed(), Inner(), Added(), Normed(), Whole(), Added()])
+
+
+class Whole(Inner):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.first, self.second = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        return before, axrt.Sum(self.second(self.first(given)))
+
+
+def by_shapes(named: Any) -> torch.optim.Optimizer:
+    groups = [{"params": [p], "lr": 1.0 / p.shape[0]} for _, p in named]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "factory", "text"),
+    [
+        (of_layers(Twice), momentum, "has a layer in pieces within it"),
+        (of_layers(Mlp, Counting, **{"1": "token"}), momentum, "changes buffers"),
+        (of_layers(Mlp, Scored, Mlp, **{"1": "token"}), momentum, "behind layer 1"),
+        (of_layers(Mlp, Scored, Mlp), momentum, "before layer 2"),
+        (of_layers(Mlp, Spectral, Mixed), momentum, "complex64 comes to a joint"),
+        (of_layers(Hooking), momentum, "has hooks or modules of its own"),
+        (of_layers(FedAlone), momentum, "has 2 axrt.Sum in its pieces and 1 matrices"),
+        (of_layers(Mlp), by_shapes, "other options than the whole"),
+    ],
+)
+def test_what_would_be_wrong_in_a_team_is_refused(
+    model: Callable[[], axrt.PipelineModule], factory: Any, text: str
+) -> None:
+    with pytest.raises((ConfigError, ModelError), match=text):
+        trained(model, sequences, 1, 2, factory=factory)
+
+
+def sequences(step: int) -> list[Item]:
+    made = torch.Generator().manual_seed(step)
+    shape = (2, TOKENS, WIDTH)
+    return [
+        (torch.randn(shape, generator=made), torch.randn(shape, generator=made))
+        for _ in range(MICROBATCHES)
+    ]
+
+
+def test_one_attribute_is_divided_once() -> None:
+    plan = {**CUTS, "*.pieces.1.sizes": "divide", "1.*.sizes": "divide"}
+    with pytest.raises(ConfigError, match=r"name 1.pieces.1.sizes; expected one"):
+        trained(lambda: language_of(plan), features, 1, 2)
+
+
 REFUSED = [
     (lambda: language_of({}), "says nothing of how its matrices"),
     (lambda: language_of({"*.upp": "column"}), "'*.upp' matches nothing.*nearest is"),
@@ -440,6 +625,8 @@ def test_a_module_given_as_it_is_is_not_cut() -> None:
 
 
 def test_words_of_a_plan_are_checked() -> None:
+    with pytest.raises(ConfigError, match="expected a dict of words"):
+        language_of({"*.up": 2})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="expected one of 'column', 'row', 'divide', 'token'"):
         language_of({"*.up": "columns"})
     with pytest.raises(ConfigError, match="'loss' is 'row'; expected one of 'token'"):
@@ -589,6 +776,27 @@ def test_any_degree_goes_on_from_any_other(
 
 def _next(engine: axrt.Engine) -> float:
     return engine.train_batch(iter(few_sentences(1)) if engine.reads else None).loss
+
+
+class Normalized(nn.BatchNorm1d):
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+
+
+def test_buffers_that_forwards_change_are_saved_beside_them(tmp_path: Path) -> None:
+    config = configured(MICROBATCHES, parallel={"pipe": 1, "tensor": 2})
+
+    def main(transport: Any) -> None:
+        model = of_layers(Mlp, Normalized)()
+        with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+            for step in range(4):
+                engine.train_batch(iter(features(step)) if engine.reads else None)
+                engine.save_checkpoint(tmp_path / str(step), wait=False)
+                engine.train_batch(iter(features(step)) if engine.reads else None)
+                engine.finish_saving()
+
+    LocalWorld(2, 1).run(main)
+    assert len(list(tmp_path.iterdir())) >= 4
 
 
 def test_an_optimizer_that_looks_at_whole_weights_is_refused_where_they_are_cut() -> None:
