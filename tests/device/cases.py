@@ -28,6 +28,8 @@ from tests.engine.reference import (
     train_in_plain_torch,
     train_on_a_rank,
 )
+from tests.engine.test_tensor import few_sentences
+from tests.engine.test_tensor import language as teams
 from tests.mpi.cases import of_one_rank, parcel, receive
 from tests.queue_contract import CHECKS, Keeper
 from tests.sweeps import fewer, is_full
@@ -92,6 +94,28 @@ def case_no_copy_waits_for_later_tasks(comm: "MPI.Comm") -> None:
     train_on_a_rank(transport, perceptron(), batches, STEPS, config, sample=batches(0)[0])
     assert comm.size == 1 or ahead, "nothing has left the device"
     assert all(later <= 0 for later in ahead), ahead
+
+
+def case_teams_train_as_on_the_cpu(comm: "MPI.Comm") -> None:
+    """Slices leave the device while the next piece runs there, and come back to it. Features with
+    two dimensions of tokens have other last bits here, with teams and without."""
+    if comm.size % 2:
+        return
+    for policy in ("1f1b", "zb-h1"):
+        sections: dict[str, Any] = {
+            "parallel": {"tensor": 2},
+            "schedule": {"policy": policy, "microbatches": 4},
+        }
+        on_cpu = lambda: LocalWorld(comm.size).run(  # noqa: E731
+            lambda t: train_on_a_rank(t, teams(), few_sentences, 2, configured(4, **sections))  # noqa: B023
+        )
+        expected = of_one_rank(comm, on_cpu)[comm.rank]
+        transport = MpiTransport(comm, Pinned(DEVICE))
+        found = train_on_a_rank(transport, teams(), few_sentences, 2, _configured(**sections))
+        accelerator().check_clocks()
+        assert found.losses == pytest.approx(expected.losses, rel=1e-5), policy
+        for name, value in expected.parameters.items():
+            torch.testing.assert_close(found.parameters[name], value, rtol=1e-3, atol=1e-4)
 
 
 def case_memory_that_changes_hands_is_recorded(comm: "MPI.Comm") -> None:

@@ -81,7 +81,7 @@ class Mixed(nn.Module):
         self.linear, self.dropout = nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout)
 
     def forward(self, value: Tensor) -> Tensor:
-        before = value.cumsum(-2) / torch.arange(1, value.shape[-2] + 1).unsqueeze(-1)
+        before = value.cumsum(-2) / torch.ones_like(value).cumsum(-2)
         out: Tensor = value + self.dropout(self.linear(before))
         return out
 
