@@ -1,5 +1,12 @@
 """A file of whole tensors, as a member of a team sees it, which has parts of some of them."""
 
+# A member reads the whole tensor and keeps its part. To read the part alone was thought of: the
+# file's digests are those of whole slices of bytes, and a part by rows of a matrix lies in many of
+# them, so most bytes would be read all the same. One tensor is whole at a time.
+#
+# State of the optimizer goes with its weight where it has the weight's shape. What has another
+# shape, such as a count of steps, is the same on all members.
+
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,9 @@
 """What a checkpoint can hold of a model, looked at before the first step."""
 
+# What no checkpoint can hold is refused before the first step, and not at the first save, hours
+# later. A layer that loads in a way of its own is tried on a copy: what it loads must be what it
+# saves, or a run that goes on would begin from other values without a word.
+
 import copy
 
 import torch

@@ -1,6 +1,11 @@
 """The files of layers that the members of a team share out: whole layers, which the first member
 writes as each comes together."""
 
+# Members send what is cut to the first one, layer by layer, and go on when that is written: nobody
+# holds more than one layer that is not its own. What is whole is the same on each member, and the
+# first one has it. So a layer that changes buffers may be no layer of tokens, which a first forward
+# refuses (`axrt/model/team_layers.py`).
+#
 # A file does not know of teams. So any number of members, and one rank alone, load what any other
 # number has saved, and a run's files are the same to the byte.
 
