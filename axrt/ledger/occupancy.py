@@ -118,6 +118,7 @@ class Occupancies:
             messages[rank] += 2 * max(of.slices for of in mine)  # of a forward and a backward
             # While a backward waits at a joint, layers of the next microbatch run again.
             stash[rank] += max(of.again for of in mine)
+            again[rank] += max(of.again for of in mine)
         most = [
             _most_on_device(job, rank, sizes) + again[rank] + inputs[rank]
             for rank in range(job.ranks)

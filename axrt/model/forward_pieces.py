@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 from torch.autograd.graph import GradientEdge
 
+from axrt.errors import ModelError
+
 from .in_pieces import InPieces
 from .inlet import Gradients, Inflow, Inlet
 from .joints import Came, Joint, Team, alone
@@ -78,6 +80,7 @@ class ForwardPieces:
             came = yield joint
             inflow = Inflow()
             given = self._inlet.through(joint.value(came), inflow)
+            del made, joint, came  # and what they hold, beside what was joined
 
     # Layers of a team that run again for their backward send nothing twice: what came at a joint is
     # kept, and is as much as what is kept at the beginning of a stage.
@@ -104,12 +107,21 @@ class ForwardPieces:
                 return last.value
             came = yield joint
             kept.append(came)
-            given = joint.value(came)
+            given = self._inlet.through(joint.value(came), Inflow())
+            del joint, came
 
 
 def run_again(pieces: Generator[Joint | None, Any, Any], kept: Sequence[Came]) -> None:
-    """Run a forward of a team to its end, with the slices that have come before."""
+    """Run a forward of a team to its end, with the slices that have come before.
+
+    Raises:
+        ModelError: it has more joints than slices were kept for.
+    """
     with suppress(StopIteration):
         next(pieces)
         for came in kept:
             pieces.send(came)
+        raise ModelError(
+            f"layers that run again have more than the {len(kept)} joints that they had before; "
+            "expected the same, whatever they are given"
+        )

@@ -31,7 +31,8 @@ class Gathered:
     """A tensor of this member's tokens that the next piece gets with those of all members.
 
     Args:
-        value: floating-point tensor whose last dimension but one counts tokens.
+        value: features, whose last dimension but one counts tokens, or whole numbers, whose last
+            one does.
     """
 
     value: Tensor
@@ -105,7 +106,14 @@ def own_tokens(payload: Any, team: Team) -> Any:
     if team.size == 1:
         return payload
     skeleton, tensors = flatten(payload)
-    return unflatten(skeleton, [slice_of(tensor, *team).contiguous() for tensor in tensors])
+    return unflatten(
+        skeleton,
+        # Copied: a view would keep all tokens for as long as a layer keeps these.
+        [
+            slice_of(tensor, *team).clone(memory_format=torch.contiguous_format)
+            for tensor in tensors
+        ],
+    )
 
 
 def tokens_of_all(payloads: Sequence[Any]) -> Any:

@@ -4,6 +4,7 @@ they compute in. An error says which layer raised it, and what that was given.""
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from axrt.scheduler.job import Job
 
 from .compiler import Compiler
 from .in_pieces import InPieces, Jointed
-from .joints import check_no_joint, own_tokens
+from .joints import check_no_joint, own_tokens, shape_of_tokens
 from .module import LossFunction
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
 from .seeds import BorrowedGenerator
@@ -157,7 +158,6 @@ class LayerRuns:
         """Run what this member runs of a layer; it is given its tokens, and has its tokens
         after."""
         at, way = self._first_layer + place, self._ways[place]
-        check_pieces(at, self._layers[place])
         if way is Way.WHOLE:
             if at:
                 value = yield gathered(value)
@@ -166,13 +166,15 @@ class LayerRuns:
         layer = self._layers[place]
         name = f"layer {at} ({type(layer).__name__})"
         check_tokens(f"before {name}", given)
-        buffers = self._buffers.before(place) if layer.training else None
+        buffers = self._buffers.before(place)
+        before = tensors_in(given)[:1]
         if way is Way.PIECES and isinstance(layer, Jointed):
+            check_pieces(at, layer)
             value = yield from self._with_sums(number, given, place, layer)
         else:
             value = self.run(number, given, place, place + 1)
         self._buffers.check(place, buffers, name)
-        check_tokens(f"behind {name}", *tensors_in(given)[:1], value)
+        check_tokens(f"behind {name}", *before, value)
         return value
 
     def _with_sums(
@@ -183,20 +185,25 @@ class LayerRuns:
         Raises:
             ModelError: there are more, or none.
         """
-        sums, pieces = 0, self._pieces_of(number, value, place, layer.team_pieces)
+        at, sums = self._first_layer + place, 0
+        pieces = self._pieces_of(number, value, place, layer.team_pieces)
         given: Any = None
+        own = prod(shape_of_tokens(tensors_in(value)[0]))
+        is_first = self._of_team.begins(at)
         while True:
+            watch = self._of_team.watching(at, layer, own) if is_first else nullcontext()
             try:
-                made = pieces.send(given)
+                with watch:
+                    made = pieces.send(given)
             except StopIteration as end:
                 value = end.value
                 break
             sums += sums_in(made)
             given = yield made
-        rows = self._of_team.rows_in(self._first_layer + place, layer)
+        rows = self._of_team.rows_in(at, layer)
         if sums > rows or (rows and not sums):
             raise ModelError(
-                f"layer {self._first_layer + place} ({type(layer).__name__}) has {sums} axrt.Sum "
+                f"layer {at} ({type(layer).__name__}) has {sums} axrt.Sum "
                 f"in its pieces and {rows} matrices that are cut by 'row'; expected a Sum for what "
                 "such matrices return, and for nothing else"
             )

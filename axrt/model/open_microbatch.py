@@ -56,7 +56,7 @@ class OpenMicrobatch:
             The gradients of its inputs, from the last piece; () from others.
         """
         segment = self.segments.pop()
-        given = self.gradients or gradients
+        given, self.gradients = self.gradients or gradients, ()
         if segment.joint is not None:
             assert came is not None, "a piece behind a joint has the slices of all members"
             given = segment.joint.value([one for one in given if one is not None], came)

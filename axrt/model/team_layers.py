@@ -16,10 +16,11 @@ it."""
 # Random numbers: a whole layer draws the same on all members, and what it draws on one rank. Pieces
 # and layers of tokens draw what the member's index adds to the seed.
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,6 +52,7 @@ class TeamLayers:
 
     def __init__(self, plan: Plan, team: Team) -> None:
         self.plan, self.team = plan, team
+        self._begun: set[int] = set()  # layers whose first forward has begun
 
     @cached_property
     def loss_is_whole(self) -> bool:
@@ -82,6 +84,33 @@ class TeamLayers:
         """The number of matrices of a layer that are cut by rows, whose addends a `Sum` has."""
         return self._cuts(place, layer).count(ROW)
 
+    def begins(self, place: int) -> bool:
+        """It is the first forward of a layer here."""
+        is_first = place not in self._begun
+        self._begun.add(place)
+        return is_first
+
+    @contextmanager
+    def watching(self, place: int, layer: nn.Module, own: int) -> Iterator[None]:
+        """Context of a piece of a layer, in which matrices that are cut see all tokens.
+
+        Args:
+            own: number of this member's tokens.
+        Raises:
+            ModelError: one is given others; raised by its forward.
+        """
+        tokens = own * self.team.size
+        hooks = [
+            module.register_forward_pre_hook(partial(_check_input, path, tokens))
+            for path, module in layer.named_modules(prefix=str(place))
+            if any(cuts_in(self.plan, path))
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def joints(self, first: int, layers: Sequence[Layer], has_loss: bool) -> int:
         """The number of joints in consecutive layers.
 
@@ -112,6 +141,16 @@ class TeamLayers:
 
 
 OF_ONE = TeamLayers({}, ALONE)
+
+
+def _check_input(path: str, tokens: int, module: nn.Module, given: tuple[Any, ...]) -> None:
+    """Check that a matrix that is cut is given the tokens of all members."""
+    found = given[0].numel() // given[0].shape[-1]
+    if found != tokens:
+        raise ModelError(
+            f"{path} is cut, and was given {found} tokens; expected the {tokens} of all members, "
+            "which stand in axrt.Gathered in the value of the piece before, or within a Sum's piece"
+        )
 
 
 def gathered(value: Any) -> Any:
@@ -161,29 +200,23 @@ class BufferWatch:
     """Finds buffers that a layer changes, of which members would have different ones."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers, self._seen = layers, set[int]()
+        self._layers = layers
 
-    def before(self, place: int) -> list[tuple[int, int]] | None:
-        """What is known of a layer's buffers before its first forward; None: they were seen."""
-        return None if place in self._seen else self._state(place)
+    def before(self, place: int) -> list[tuple[int, int]]:
+        """What tells whether a layer's buffers change."""
+        return [(id(buffer), buffer._version) for buffer in self._layers[place].buffers()]
 
-    def check(self, place: int, before: list[tuple[int, int]] | None, name: str) -> None:
+    def check(self, place: int, before: list[tuple[int, int]], name: str) -> None:
         """Check that they have not changed.
 
         Raises:
             ModelError: some have.
         """
-        if before is None:
-            return
-        self._seen.add(place)
-        if self._state(place) != before:
+        if self.before(place) != before:
             raise ModelError(
                 f"{name} changes buffers, and each member of a team would have its own; expected a "
                 "layer that sees all tokens, which is not named in tensor={...} and has nothing cut"
             )
-
-    def _state(self, place: int) -> list[tuple[int, int]]:
-        return [(id(buffer), buffer._version) for buffer in self._layers[place].buffers()]
 
 
 def check_pieces(place: int, layer: nn.Module) -> None:

@@ -161,7 +161,7 @@ class _Check:
         for pattern, way in self._plan.items():
             if way == TOKEN:
                 fits, what = [LOSS, *places], "the index of a layer, or 'loss'"
-                matches = any(fnmatchcase(name, pattern) for name in fits)
+                matches = pattern == LOSS or any(fnmatchcase(name, pattern) for name in places)
             else:
                 fits, what = sorted(self._names), "the name of a module"
                 what += " and of an attribute" * (way == DIVIDE)
@@ -219,16 +219,22 @@ class _Check:
 
 def _check_plain(path: str, module: nn.Linear) -> None:
     """Check that nothing but its forward knows a linear module's weights."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
     of_weights = [
         getattr(one, name, None)
         for one in module.parameters()
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
     ]
-    if any(hooks) or any(of_weights) or list(module.children()):
+    names = {name for name, _ in module.named_parameters()}
+    if any(hooks) or any(of_weights) or list(module.children()) or names - {"weight", "bias"}:
         raise ConfigError(
-            f"tensor: {path} has hooks or modules of its own, and it is cut; expected a plain "
-            "nn.Linear"
+            f"tensor: {path} has hooks, weights or modules of its own, and it is cut; expected a "
+            "plain nn.Linear"
         )
 
 

@@ -37,11 +37,9 @@ def mean_loss(pipes: list[Losses]) -> float:
 
 def losses_of_members(members: list[Losses]) -> Losses:
     """The losses of one pipe's microbatches, from what each member of a team has of its tokens."""
-    weights = None
-    if all(losses.weights is not None for losses in members):
-        weights = [
-            sum(of) for of in zip(*(losses.weights or () for losses in members), strict=True)
-        ]
+    weighted = [losses.weights for losses in members if losses.weights is not None]
+    check_all_weighted_or_none(len(weighted), len(members))
+    weights = [sum(of) for of in zip(*weighted, strict=True)] if weighted else None
     share = len(members) if weights is None else 1
     of_each = zip(*(losses.values for losses in members), strict=True)
     return Losses([sum(of) / share for of in of_each], weights)

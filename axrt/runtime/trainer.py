@@ -325,7 +325,8 @@ class Trainer:
 
     def ranks_of_replica(self, replica: int) -> list[int]:
         """The ranks of the job that form one replica's pipeline."""
-        return [self._rank.mesh.rank_of(replica, pipe_rank) for pipe_rank in range(self._job.ranks)]
+        places = range(self._job.ranks * self._job.team)
+        return [self._rank.mesh.rank_of(replica, place) for place in places]
 
     def _rank_of(self, pipe: int, stage: int) -> int:
         return self._rank.mesh.rank_of(*self._job.place_of(pipe, stage))
@@ -335,8 +336,8 @@ def _of_members(found: list[tuple[Losses, list[Any]]]) -> tuple[Losses, list[Any
     """The losses and outputs of a replica, from what each member of its last stage has."""
     if len(found) == 1:
         return found[0]
+    losses = losses_of_members([of_one for of_one, _ in found])
     outputs = [kept for _, kept in found if kept]
-    together = [tokens_of_all(of_one) for of_one in zip(*outputs, strict=True)]
-    return losses_of_members([losses for losses, _ in found]), (
-        outputs[0] if len(outputs) == 1 else together
-    )
+    if len(outputs) == 1:  # whole, of the first member
+        return losses, outputs[0]
+    return losses, [tokens_of_all(of_one) for of_one in zip(*outputs, strict=True)]

@@ -1,5 +1,5 @@
 """The buckets of a stage, and the copies of each; every rank works out the same from the list of
-layers alone."""
+layers alone, but for what members of a team have of weights that are cut."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -85,28 +85,38 @@ def buckets_as_built(
     """
     tied = _tied_places(layers, cuts, stage)
     number = len(tied)
-    # Of weights that are cut, and of whole ones: a bucket has one or the other.
-    open_ones: dict[bool, Named] = {False: [], True: []}
+    # A bucket has whole weights or such as are cut. Cut ones come last, and so their numbers: the
+    # first member of a team has biases that others have not, and whole ones have the same number on
+    # each.
+    bucket, size = Named(), 0
+    cut: Named = []
     for place, of_layer in named:
         rest = of_layer
         if place in tied:
             spec = _tied(layers, cuts, place, of_layer, pipes, share)
             yield tied.index(place), spec
             rest = [pair for pair in of_layer if pair not in spec.named]
+        cut += [pair for pair in rest if pair[0] in share.names]
         for name, parameter in rest:
-            is_cut = name in share.names
-            bucket = open_ones[is_cut]
-            size = sum(one.nbytes for _, one in bucket)
+            if name in share.names:
+                continue
             if bucket and size + parameter.nbytes > most_bytes:
-                yield number, _ordinary(stage, number, bucket, pipes, share, is_cut)
-                number, bucket = number + 1, []
-            open_ones[is_cut] = [*bucket, (name, parameter)]
-    for is_cut, bucket in open_ones.items():
-        # A stage without parameters has a step to take, too. Members have the same buckets, so that
-        # of whole weights is there on each, whatever else is.
-        if bucket or not number:
-            yield number, _ordinary(stage, number, bucket, pipes, share, is_cut)
-            number += 1
+                yield number, _ordinary(stage, number, bucket, pipes, share, is_cut=False)
+                number, bucket, size = number + 1, [], 0
+            bucket.append((name, parameter))
+            size += parameter.nbytes
+    if bucket or not number:  # a stage without parameters has a step to take, too
+        yield number, _ordinary(stage, number, bucket, pipes, share, is_cut=False)
+        number += 1
+    bucket, size = [], 0
+    for name, parameter in cut:
+        if bucket and size + parameter.nbytes > most_bytes:
+            yield number, _ordinary(stage, number, bucket, pipes, share, is_cut=True)
+            number, bucket, size = number + 1, [], 0
+        bucket.append((name, parameter))
+        size += parameter.nbytes
+    if bucket:
+        yield number, _ordinary(stage, number, bucket, pipes, share, is_cut=True)
 
 
 def _ordinary(

@@ -191,7 +191,6 @@ class _Builder:
         return [self._narrow.type_of(one) for one in parameters] if self._narrow else []
 
 
-# Layers are built as buckets ask for them, so a narrow run never has its whole stage in float32.
 def _whole(part: nn.Parameter, of: Part) -> nn.Parameter:
     """A parameter without memory, of the shape of the whole of which a member has a part."""
     whole = torch.empty(of.shape, dtype=part.dtype, device="meta")
@@ -200,6 +199,7 @@ def _whole(part: nn.Parameter, of: Part) -> nn.Parameter:
     return made
 
 
+# Layers are built as buckets ask for them, so a narrow run never has its whole stage in float32.
 class _Layers:
     """The layers of a stage, each built when it is asked for: a rank never holds more than what it
     has made of them and one layer.

@@ -97,9 +97,6 @@ def probed(factory: Factory, named: Sequence[tuple[str, nn.Parameter]]) -> Probe
     return Probed(moments, _is_torchs(optimizer) and type(optimizer).__name__ in _ELEMENTWISE)
 
 
-# An optimizer is asked once whether it can go on. It is stepped twice on tiny parameters, and once
-# more from what was saved in between; what differs is refused at the start. To look for attributes
-# that hold tensors was thought of, and finds neither counters nor optimizers within optimizers.
 def options_of(factory: Factory, named: Sequence[tuple[str, nn.Parameter]]) -> dict[str, str]:
     """The options that an optimizer has for each parameter, as a text, by name."""
     names = {id(parameter): name for name, parameter in named}
@@ -112,6 +109,9 @@ def options_of(factory: Factory, named: Sequence[tuple[str, nn.Parameter]]) -> d
     }
 
 
+# An optimizer is asked once whether it can go on. It is stepped twice on tiny parameters, and once
+# more from what was saved in between; what differs is refused at the start. To look for attributes
+# that hold tensors was thought of, and finds neither counters nor optimizers within optimizers.
 def check_goes_on(
     factory: Factory,
     named: Sequence[tuple[str, nn.Parameter]],

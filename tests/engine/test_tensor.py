@@ -328,6 +328,20 @@ def test_bits_depend_on_no_order_of_messages() -> None:
     assert all(other == first for other in others)
 
 
+@pytest.mark.parametrize("data", [1, 2])
+def test_members_have_the_same_buckets_of_whole_weights(data: int) -> None:
+    """Biases that the first member alone has move no other weight to another bucket."""
+    batches = sentences if data == 2 else few_sentences
+    for bucket_mb in (0.0, 0.002):
+        found = trained(
+            *(language, batches, 2, 2, data),
+            memory={"bucket_mb": bucket_mb},
+            schedule={"policy": "1f1b"},
+            optimizer={"clip": 0.5},
+        )
+        assert_close(found, plain_torch(language, batches, 2, clip=0.5))
+
+
 def test_narrow_types_in_a_team() -> None:
     bf16 = {"compute": "bfloat16"}
     found = trained(language, few_sentences, 2, 2, precision=bf16)
@@ -450,6 +464,8 @@ def test_a_team_is_as_one_rank(model: Callable[[], axrt.PipelineModule], factory
     alone = trained(model, features, 1, 1, factory=factory)
     for seed in range(3):
         assert_close(trained(model, features, 1, 2, seed=seed, factory=factory), alone)
+    again: dict[str, Any] = {"memory": {"recompute": "full"}}
+    assert_close(trained(model, features, 1, 2, factory=factory, **again), alone)
 
 
 def test_layers_in_pieces_that_nobody_cuts_are_whole() -> None:
@@ -532,6 +548,34 @@ class Whole(Inner):
         return before, axrt.Sum(self.second(self.first(given)))
 
 
+class UpOfOwn(nn.Module):
+    """Has some of the features of a member's own tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+
+    def forward(self, value: Tensor) -> Any:
+        return value, axrt.Gathered(torch.relu(self.up(value)))
+
+
+class Down(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        return before, axrt.Sum(self.down(given[..., : self.down.in_features]))
+
+
+class Swapped(axrt.InPieces):
+    """Gathers tokens that have different features."""
+
+    def __init__(self) -> None:
+        super().__init__([UpOfOwn(), Down(), Added()])
+
+
 def by_shapes(named: Any) -> torch.optim.Optimizer:
     groups = [{"params": [p], "lr": 1.0 / p.shape[0]} for _, p in named]
     return torch.optim.SGD(groups, lr=0.1)
@@ -545,7 +589,8 @@ def by_shapes(named: Any) -> torch.optim.Optimizer:
         (of_layers(Mlp, Scored, Mlp, **{"1": "token"}), momentum, "behind layer 1"),
         (of_layers(Mlp, Scored, Mlp), momentum, "before layer 2"),
         (of_layers(Mlp, Spectral, Mixed), momentum, "complex64 comes to a joint"),
-        (of_layers(Hooking), momentum, "has hooks or modules of its own"),
+        (of_layers(Swapped), momentum, "is cut, and was given 8 tokens; expected the 16"),
+        (of_layers(Hooking), momentum, "has hooks, weights or modules of its own"),
         (of_layers(FedAlone), momentum, "has 2 axrt.Sum in its pieces and 1 matrices"),
         (of_layers(Mlp), by_shapes, "other options than the whole"),
     ],
@@ -644,8 +689,9 @@ class NoSum(Inner):
 class OpenEnd(Inner):
     """Ends in a joint."""
 
-    def forward(self, value: Any) -> Any:
-        return axrt.Sum(self.down(self.up(value)))
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        _, given = value
+        return axrt.Sum(self.down(self.up(given)))
 
 
 class Forgetful(axrt.InPieces):
@@ -655,7 +701,7 @@ class Forgetful(axrt.InPieces):
 
 class Open(axrt.InPieces):
     def __init__(self) -> None:
-        super().__init__([nn.Identity(), OpenEnd()])
+        super().__init__([Normed(), OpenEnd()])
 
 
 class Hooked(Mlp):
