@@ -333,7 +333,10 @@ def check_no_joint(value: Any) -> None:
 
 def alone(value: Any) -> Any:
     """The payload that the next piece gets where nobody shares the stage."""
-    if isinstance(value, Tensor):  # as nearly always
-        return value
-    joint = Joint(value, ALONE)
-    return unflatten(joint._skeleton, list(joint.tensors))
+    if isinstance(value, Sum | Gathered):
+        return value.value
+    if type(value) in (tuple, list):
+        return type(value)([alone(part) for part in value])
+    if type(value) is dict:
+        return {key: alone(part) for key, part in value.items()}
+    return value

@@ -18,7 +18,9 @@ class Segment(NamedTuple):
     """A part of the graph of a microbatch: what consecutive layers have made of what passed one
     inlet."""
 
-    first: int  # index of its first layer, counted from the stage's
+    # index of its first layer, counted from the stage's; behind a joint of a team, that of the part
+    # of the stage which it belongs to
+    first: int
     inflow: Inflow  # inlet at which its gradients end
     roots: list[GradientEdge]  # edges of the graph at which its gradients begin
     # the loss's own gradient, 1, where the segment ends with the loss; None elsewhere

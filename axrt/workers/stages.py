@@ -8,11 +8,12 @@
 # which is in the payload. Seeds, losses and errors go by the microbatch's, so it does not matter
 # who computes it. An empty slot computes nothing.
 #
-# A backward has pieces for two reasons. With split backwards a weight gradient has one for each
-# parameter, and other tasks run in between. And on the last microbatch of a run the parts of a
+# A backward has pieces for three reasons. In a team it has one between two joints, as a forward
+# has, and the brain knows how many there are. With split backwards a weight gradient has one for
+# each parameter, and other tasks run in between. And on the last microbatch of a run the parts of a
 # bucket leave as soon as its own gradient is complete, so that sums travel while the rest of the
-# stage computes. The worker alone knows where a piece ends; the brain is told whether more come,
-# and which buckets are complete.
+# stage computes. Of these two the worker alone knows where a piece ends; the brain is told whether
+# more come, and which buckets are complete.
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
