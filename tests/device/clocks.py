@@ -60,12 +60,12 @@ class Memory:
     def written(self, touch: Touch) -> None:
         self.writes = [one for one in self.writes if not touch.span.covers(one.span)] + [touch]
         self.reads = {
-            key: one for key, one in self.reads.items() if not touch.span.covers(one.span)
+            key: one for key, one in list(self.reads.items()) if not touch.span.covers(one.span)
         }
 
     def touches(self) -> Iterator[Touch]:
         yield from self.writes
-        yield from self.reads.values()
+        yield from list(self.reads.values())
 
 
 class Clocks:
@@ -131,7 +131,9 @@ class Clocks:
 
     def wait_for_stream(self, stream: int, where: str) -> None:
         """The host waits for a stream; HOST means all of them."""
-        for one in [one for one in self._clocks if one != HOST] if stream == HOST else [stream]:
+        for one in (
+            [one for one in list(self._clocks) if one != HOST] if stream == HOST else [stream]
+        ):
             self._wait(self._clocks[one], where)
 
     def known(self, agent: int, of: int) -> int:
@@ -186,7 +188,7 @@ class Clocks:
 
     def _learn(self, agent: int, clock: Clock) -> None:
         mine = self._clocks[agent]
-        for other, time in clock.items():
+        for other, time in list(clock.items()):  # at once: other threads may know more meanwhile
             mine[other] = max(mine[other], time)
 
     def _knows(self, agent: int, touch: Touch) -> bool:
@@ -194,7 +196,7 @@ class Clocks:
 
     def _knows_all(self, agent: int, clock: Clock) -> bool:
         mine = self._clocks[agent]
-        return all(mine[other] >= time for other, time in clock.items())
+        return all(mine[other] >= time for other, time in list(clock.items()))
 
     def _wait(self, clock: Clock, where: str) -> None:
         self.waits[where] += 1
