@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -29,7 +29,9 @@ from torch import Tensor, nn
 import axrt
 from axrt.observe.observer import Observer
 from axrt.scheduler.task import Task
-from axrt.transport.control import News
+
+if TYPE_CHECKING:  # another checkout may have it elsewhere
+    from axrt.transport.control import News
 
 ROOT = Path(__file__).resolve().parents[2]
 MICROBATCHES, STEPS = 256, 20
@@ -162,10 +164,10 @@ class Stamps(Observer):
         self.sent_at: dict[str, float] = {}
         self.heard_at: dict[str, float] = {}
 
-    def sent(self, rank: int, message: News, payload: object) -> None:
+    def sent(self, rank: int, message: "News", payload: object) -> None:
         self.sent_at[str(message)] = time.perf_counter()
 
-    def arrived(self, source: int, message: News) -> None:
+    def arrived(self, source: int, message: "News") -> None:
         self.heard_at[str(message)] = time.perf_counter()
 
     def started(self, task: Task) -> None: ...
