@@ -105,7 +105,7 @@ class Picking(RankView):
 
     def _seldom_ready(self, queue: Queue) -> list[tuple[Row, Task]]:
         """The heads of a queue that may run now, of pieces behind a joint and of once a step."""
-        pieces = self._ready_pieces(queue)
+        pieces = self._ready_pieces(queue) if self._running.at_joints else []
         return pieces + self._ready_of_a_step(queue) if self._look[queue] else pieces
 
     def _ready_of_a_step(self, queue: Queue) -> list[tuple[Row, Task]]:

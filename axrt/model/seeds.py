@@ -32,8 +32,12 @@ def seed_of(seed: int, step: int, microbatch: int, layer: int, member: int | Non
     Returns:
         A seed of 63 bits, the same on every machine.
     """
-    numbers = (seed, step, microbatch, layer, *(() if member is None else (member,)))
-    digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8).digest()
+    numbers = (
+        struct.pack("<4q", seed, step, microbatch, layer)
+        if member is None
+        else struct.pack("<5q", seed, step, microbatch, layer, member)
+    )
+    digest = hashlib.blake2b(numbers, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -9,6 +9,13 @@ from ..message import Meaning, Message
 def has_read(job: Job, replica: int, number: int) -> list[Message]:
     """The messages for a microbatch that has been read: inputs for the first stage, then targets
     for the last, in the pipe that it goes through; of a team the same for each member."""
+    if job.team == 1:  # as most often, and a list of pipes would be three more calls
+        placement = job.placement
+        pipe = replica * placement.pipes + number % placement.pipes
+        return [
+            Message(Meaning.ACTIVATION, 0, number, pipe),
+            Message(Meaning.TARGET, placement.stages - 1, number, pipe),
+        ]
     return [
         message
         for pipe in job.pipes_of(replica, number)
