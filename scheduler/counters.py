@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from .job import StageCopy
 from .message import Meaning
+from .numbering import joints_before
 from .task import AnyKind, Counts
 
 
@@ -197,7 +198,7 @@ class Counters:
     def is_joined(self, kind: AnyKind) -> bool:
         """All slices of the joint before the piece at the head are here."""
         meaning, number, members = self.joints[kind]
-        passed = self.count[kind] // self._pipes * number + self.part[kind]
+        passed = joints_before(self.count[kind], self.part[kind], number, self._pipes)
         return self.count[meaning] >= passed * len(members)
 
     def missing(self, kind: AnyKind) -> Iterator[tuple["Counters", Counter]]:

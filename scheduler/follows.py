@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from .counters import Joints
 from .job import Job
 from .message import Message, numbered
+from .numbering import joints_before
 from .residencies import READERS
 from .rules import Row
 from .table import Table
@@ -68,7 +69,8 @@ class Follows:
     def _slices(self, task: Task, joints: Joints) -> Iterator[Message]:
         """A piece that a joint follows on: a message to each other member."""
         pipe = self._pipe_of[task.stage]
-        joint = task.microbatch // self._job.placement.pipes * joints.number + task.part
+        pipes = self._job.placement.pipes
+        joint = joints_before(task.microbatch, task.part, joints.number, pipes)
         team = self._job.team_of(pipe)
         for to in joints.members:
             senders = [other for other in team if other != to.pipe]

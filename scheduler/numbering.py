@@ -31,6 +31,17 @@ class StageJoints(NamedTuple):
 NO_JOINTS = StageJoints()
 
 
+def joints_before(microbatch: int, piece: int, joints: int, pipes: int) -> int:
+    """The number of joints of a kind of work on a stage that come before a piece, over all steps:
+    the index of the joint behind it.
+
+    Args:
+        joints: joints of one task.
+        pipes: pipes of a replica, of which the stage counts its own microbatches.
+    """
+    return microbatch // pipes * joints + piece
+
+
 class Numbering:
     """How a job counts. Microbatches are numbered on over steps; so are reductions, of which a step
     has some."""

@@ -134,7 +134,9 @@ class Deferral:
     def collecting(self, number: int) -> Iterator[None]:
         """Context within which deferred gradients belong to microbatch `number`; of an input
         gradient in pieces it is entered for each."""
-        self._collecting = self._waiting.setdefault(number, deque())
+        if number not in self._waiting:
+            self._waiting[number] = deque()
+        self._collecting = self._waiting[number]
         try:
             yield
             assert not self._noted, "autograd has not accumulated a gradient that was deferred"

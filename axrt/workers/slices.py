@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from axrt.model.joints import Came, Slices, Team
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, numbers_of
+from axrt.scheduler.numbering import joints_before
 from axrt.scheduler.task import Task
 
 from .worker import Made, Mail
@@ -32,8 +33,8 @@ class SliceMail:
         """
         if not (joints and task.part):
             return None
-        ordinal = task.microbatch // self._job.placement.pipes
-        joint = ordinal * joints + task.part - 1
+        pipes = self._job.placement.pipes
+        joint = joints_before(task.microbatch, task.part, joints, pipes) - 1
         numbers = numbers_of(joint, len(self._others))
         take = self._mail.take
         return {
