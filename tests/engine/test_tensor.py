@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import axrt
+from axrt.checkpoint.layers import Live
+from axrt.checkpoint.snapshot import Snapshot
 from axrt.errors import ConfigError, ModelError
 from axrt.models.registry import model_of
 from axrt.observe.observer import Observer
@@ -829,20 +831,32 @@ class Normalized(nn.BatchNorm1d):
         super().__init__(WIDTH)
 
 
-def test_buffers_that_forwards_change_are_saved_beside_them(tmp_path: Path) -> None:
+def test_buffers_that_forwards_change_are_copied_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot is told which they are; others are copied while training goes on."""
     config = configured(MICROBATCHES, parallel={"pipe": 1, "tensor": 2})
+    taken: list[tuple[bool, torch.Size]] = []
+    take = Snapshot.take
+
+    def noting(snapshot: Snapshot, live: Live) -> Tensor:
+        taken.append((live.changes, live.value.shape))
+        return take(snapshot, live)
+
+    monkeypatch.setattr(Snapshot, "take", noting)
 
     def main(transport: Any) -> None:
         model = of_layers(Mlp, Normalized)()
         with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
-            for step in range(4):
-                engine.train_batch(iter(features(step)) if engine.reads else None)
-                engine.save_checkpoint(tmp_path / str(step), wait=False)
-                engine.train_batch(iter(features(step)) if engine.reads else None)
-                engine.finish_saving()
+            engine.train_batch(iter(features(0)) if engine.reads else None)
+            engine.save_checkpoint(tmp_path / "one", wait=False)
+            engine.train_batch(iter(features(1)) if engine.reads else None)
+            engine.finish_saving()
 
     LocalWorld(2, 1).run(main)
-    assert len(list(tmp_path.iterdir())) >= 4
+    of_buffers = [shape for changes, shape in taken if changes]
+    # Of each member: the running mean and variance, and how often.
+    assert sorted(of_buffers) == sorted([torch.Size([WIDTH])] * 4 + [torch.Size([])] * 2)
 
 
 def test_an_optimizer_that_looks_at_whole_weights_is_refused_where_they_are_cut() -> None:
