@@ -39,6 +39,7 @@ _MORE = {
     "schedule.policy": "schedules.md#policies",
     "schedule.also": "schedules.md#a-policy-of-your-own",
     "schedule.placement": "schedules.md#placements",
+    "schedule.fill": "tensor-parallelism.md#filling-or-waiting",
     "schedule.share": "schedules.md#shared-microbatches",
     "schedule.order": "schedules.md#orders",
     "memory.recompute": "techniques.md#recomputation",

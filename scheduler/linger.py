@@ -27,14 +27,16 @@ class Linger:
     Args:
         share: longest wait, as a share of the duration of the weight gradient; 0: nobody waits.
         at_joint: longest wait for slices, where other work does not fill that time
-            (`Job.fills`); 0: nobody waits.
+            (`Job.fills`); None: as long as a task of the stage with most joints, as `took` was
+            told of its pieces.
     Attributes:
         until: time at which the rank stops waiting; None where it does not wait.
     """
 
     # Members of a team may have begun different tasks, and each would wait for the other's slices
-    # for ever. So no rank waits without an end: behind it other work runs, as where it fills.
-    def __init__(self, share: float = LINGER, at_joint: float = 0.0) -> None:
+    # for ever. So no rank waits without an end: behind it other work runs, as where it fills. A
+    # member that has begun another task is late by that task, so this is how long it is worth.
+    def __init__(self, share: float = LINGER, at_joint: float | None = None) -> None:
         self._share, self._at_joint = share, at_joint
         self.until: float | None = None
         self._took: dict[tuple[AnyKind, int], float] = {}
@@ -58,7 +60,7 @@ class Linger:
             if piece is not None:
                 self.end()
                 return piece
-            if self._waits(now, self._at_joint):
+            if self._waits(now, self._longest_at_joint(state)):
                 return None
         task = state.pick(queue)
         if task is None or not self._share or queue is not OnDevice.COMPUTE:
@@ -73,6 +75,11 @@ class Linger:
     def defers(self, now: float, takes: float) -> bool:
         """An early task must still wait."""
         return self._waits(now, self._share * takes)
+
+    def _longest_at_joint(self, state: RankState) -> float:
+        if self._at_joint is not None:
+            return self._at_joint
+        return state.job.most_pieces * max(self._took.values(), default=0.0)
 
     def _waits(self, now: float, longest: float) -> bool:
         if self.until is None:

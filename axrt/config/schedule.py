@@ -59,6 +59,13 @@ class Schedule(Section):
         "replicas share the microbatches of a step: whichever has room takes one, where others "
         "would be waited for",
     )
+    fill: str = key(
+        "auto",
+        "where a team holds a stage, what a rank does while a backward or forward waits for slices "
+        "of other members: 'always' = pieces of other tasks, 'never' = it waits for a while; "
+        "'auto' = what is faster in a simulation in which all pieces take equally long",
+        choices=("auto", "always", "never"),
+    )
     max_held: int = key(
         0,
         "cap on what a rank has begun, in chunks (a microbatch of one stage): for axonn on those "

@@ -12,6 +12,7 @@ from axrt.model.preflight import refuse_shared_parameters
 from axrt.model.team_layers import TeamLayers
 from axrt.scheduler.job import Job
 from axrt.scheduler.numbering import StageJoints
+from axrt.scheduler.planning.filling import fills
 from axrt.scheduler.planning.recompute import recomputing
 from axrt.scheduler.planning.shards import usual_group, with_shards
 from axrt.scheduler.rules.offload import SLOTS
@@ -64,7 +65,7 @@ def with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     usual = 0 if of.zero else usual_group(mesh.data, job.ranks)
     group = config.parallel.group or usual
     group = 0 if group == 1 or job.by_library else group
-    job = replace(job, replicas=mesh.data)
+    job = replace(job, replicas=mesh.data, fills=_fills(job, config.schedule.fill))
     if config.schedule.share:
         job = _sharing(job, config)
         group = 0 if job.in_tree else group
@@ -74,6 +75,10 @@ def with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     except ValueError as error:
         raise ConfigError(f"memory.{error}{_unnamed(job, config)}") from None
     return job
+
+
+def _fills(job: Job, fill: str) -> bool:
+    return fills(job) if fill == "auto" else fill == "always"
 
 
 def _sharing(job: Job, config: Config) -> Job:

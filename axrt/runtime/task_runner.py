@@ -126,13 +126,14 @@ class TaskRunner:
 
     def _pick(self, session: Session, queue: Queue) -> Task | None:
         """The task to start now; behind work that still runs on its queue no task is too early."""
-        if queue is not OnDevice.COMPUTE or not session.state.may_be_early:
-            return session.state.pick(queue)
-        if self._queues[queue].running:
+        state, fills = session.state, session.state.job.fills
+        if queue is not OnDevice.COMPUTE or (fills and not state.may_be_early):
+            return state.pick(queue)
+        if self._queues[queue].running and (fills or not state.is_at_joint(queue)):
             self.linger.end()
-            return session.state.pick(queue)
+            return state.pick(queue)
         now_s = time.perf_counter()
-        return self.linger.pick(session.state, queue, now_s, session.workers.has_more_pieces)
+        return self.linger.pick(state, queue, now_s, session.workers.has_more_pieces)
 
     def finish(self, session: Session, runs: Compute) -> bool:
         """End the tasks of a queue that have ended since the last round."""
@@ -155,7 +156,10 @@ class TaskRunner:
         """Let follow what follows from a task that has ended."""
         for tell in self._audience.finished:
             tell(task, began_s, ended_s)
-        for message in session.state.finish(task):
+        state = session.state
+        if not state.job.fills and task.kind not in state.may_be_early:
+            self.linger.took(task, ended_s - began_s)  # how long a wait for slices is worth
+        for message in state.finish(task):
             self._post.post(session, message, made(message))
         if task.kind in session.workers.told_of_posts:
             session.workers.posted(task)

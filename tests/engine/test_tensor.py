@@ -1,5 +1,6 @@
 """Stages that a team holds, on members in one process: against plain torch."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,9 +15,13 @@ from axrt.checkpoint.snapshot import Snapshot
 from axrt.errors import ConfigError, ModelError
 from axrt.models.registry import model_of
 from axrt.observe.observer import Observer
+from axrt.scheduler.linger import Linger
 from axrt.scheduler.message import Meaning
-from axrt.transport.local import LocalWorld
+from axrt.scheduler.rank_state import RankState
+from axrt.scheduler.rules import Queue
+from axrt.transport.local import LocalTransport, LocalWorld
 
+from .conftest import QUEUE
 from .reference import (
     POLICIES,
     Item,
@@ -349,6 +354,32 @@ def test_narrow_types_in_a_team() -> None:
     found = trained(language, few_sentences, 2, 2, precision=bf16)
     expected = plain_torch(language, few_sentences, 2, compute=torch.bfloat16)
     assert found.losses == pytest.approx(expected.losses, rel=2e-2)
+
+
+@pytest.mark.skipif(QUEUE in os.environ, reason="on a thread other work is started beside a piece")
+def test_a_rank_fills_the_time_at_joints_or_waits_and_bits_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits, picks = [0], Linger.pick
+
+    def watched(linger: Linger, state: RankState, queue: Queue, *rest: Any) -> Any:
+        task = picks(linger, state, queue, *rest)
+        if task is None and state.is_at_joint(queue) and state.pick(queue) is not None:
+            waits[0] += 1
+        return task
+
+    monkeypatch.setattr(LocalTransport, "takes_time", True)
+    monkeypatch.setattr(Linger, "pick", watched)
+    outcomes = {}
+    for fill in ("always", "never", "auto"):
+        waits[0] = 0
+        schedule = {"policy": "eager-1f1b", "fill": fill}
+        outcomes[fill] = trained(mlps, features, 2, 2, schedule=schedule), waits[0]
+    (always, filled), (never, waited), (auto, of_auto) = outcomes.values()
+    assert always == never == auto
+    # So few microbatches are faster in their own order, and auto waits.
+    assert filled == 0
+    assert min(waited, of_auto) > 0
 
 
 def test_members_draw_for_themselves_in_pieces_and_alike_in_whole_layers() -> None:

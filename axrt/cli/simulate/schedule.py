@@ -115,7 +115,7 @@ def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
             held_on_device=options["offload_activations"],
             team=options["tensor"],
             joints=_joints(job, options),
-            fills=options["fill"],
+            fills=options["fill"] != "never",
         )
         if options["share"]:
             job = with_sharing(job)
@@ -125,13 +125,18 @@ def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
     except ValueError as error:
         name = str(error).partition(" ")[0]
         raise ValueError(f"{'world.' if is_key(name) else '--'}{error}") from None
-    return simulate(
-        job,
-        costs,
-        steps=options["steps"],
-        barrier=options["barrier"],
-        buckets=options["buckets"],
-    )
+    ways = (True, False) if job.joints and options["fill"] == "auto" else (job.fills,)
+    lines = [
+        simulate(
+            replace(job, fills=fills),
+            costs,
+            steps=options["steps"],
+            barrier=options["barrier"],
+            buckets=options["buckets"],
+        )
+        for fills in ways
+    ]
+    return min(lines, key=lambda line: line.makespan)
 
 
 def _joints(job: Job, options: dict[str, Any]) -> dict[int, StageJoints]:

@@ -113,10 +113,11 @@ class World(Section):
     clip: bool = key(
         False, "steps wait for the norm of all gradients, as for clipping and a loss scale"
     )
-    fill: bool = key(
-        True,
-        "as schedule.fill: other work runs while a task waits for slices at a joint of --joints; "
-        "false = the rank waits",
+    fill: str = key(
+        "auto",
+        "as schedule.fill, at joints of --joints: 'always' = other work runs while a task waits "
+        "for slices, 'never' = the rank waits, 'auto' = the faster of both",
+        choices=("auto", "always", "never"),
     )
     also: tuple[str, ...] = key(
         (), "with --policy all or --search: policies of your own, 'package.module:Class'"

@@ -1,0 +1,40 @@
+"""Whether other work fills the time in which a task waits at a joint, or the rank waits as well."""
+
+# Filling begins other microbatches, and so needs room for them. Under caps that leave none, as
+# those of 1f1b, a rank loses the order of its tasks by it and gains little. Which it is depends on
+# the policy and its caps far more than on how long slices take or how many joints there are. So
+# nothing is measured: all pieces are alike, and joints beyond a few are left out.
+
+from dataclasses import replace
+
+from ..job import Job
+from ..numbering import StageJoints
+from ..simulation.costs import Costs, Work
+from ..simulation.simulator import simulate
+
+_SLICES = 0.5  # duration of an exchange, in pieces
+_JOINTS = 7  # of a task, at most: a block of attention has four, and its table has seven
+_LARGEST = 10_000  # pieces of a step, which take about two seconds to simulate
+
+
+def fills(job: Job) -> bool:
+    """True if a step is faster where other work fills the time, or where both are equal.
+
+    Args:
+        job: a job; where no stage has joints, or a step is too large to find out in a few seconds,
+            the answer is True.
+    """
+    if not job.joints:
+        return True
+    joints = {
+        stage: StageJoints(min(of.forward, _JOINTS), min(of.back, _JOINTS))
+        for stage, of in job.joints.items()
+    }
+    small = replace(job.alone(), team=2, joints=joints)
+    # A piece takes 1, and each half of a backward as long as a forward.
+    takes = [1 + small.joints_of(stage).forward for stage in range(job.stages)]
+    if 3 * sum(takes) * small.microbatches * small.team > _LARGEST:
+        return True
+    costs = Costs(tuple(Work(one, one, one) for one in takes), exchange=_SLICES)
+    always, never = (simulate(replace(small, fills=way), costs).makespan for way in (True, False))
+    return always <= never
