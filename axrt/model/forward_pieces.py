@@ -4,7 +4,7 @@
 # begins with what has come, so that a backward has a piece for each of them.
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from torch import nn
@@ -12,11 +12,12 @@ from torch.autograd.graph import GradientEdge
 
 from axrt.errors import ModelError
 
+from .aside import Aside
 from .in_pieces import InPieces
 from .inlet import Gradients, Inflow, Inlet
 from .joints import Came, Joint, Team, alone
 from .layer_runs import LayerRuns
-from .segment import Segment, edge_of
+from .segment import Segment, are_apart, edge_of
 
 Ended = tuple[Any, list[GradientEdge], Gradients | None]
 
@@ -37,6 +38,7 @@ class ForwardPieces:
 
     def __init__(self, runs: LayerRuns, inlet: Inlet, team: Team) -> None:
         self._runs, self._inlet, self._team = runs, inlet, team
+        self._is_apart = False  # known when a microbatch has run
 
     def kept(
         self,
@@ -60,15 +62,22 @@ class ForwardPieces:
             What travels on.
         """
         inflow, (first, end) = Inflow(), part
+        aside = self._aside()
         pieces = self._runs.run_by_piece(number, self._inlet.through(inputs, inflow), first, end)
         given: Any = None
         while True:
             try:
-                made = pieces.send(given)
+                with aside or nullcontext():
+                    made = pieces.send(given)
             except StopIteration as last:
                 out, edges, of_loss = ended(last.value)
                 goes_on = end < len(self._runs)  # it is no joint that the layers behind begin at
-                segments.append(Segment(first, inflow, edges, of_loss, goes_on=goes_on))
+                segments.append(
+                    Segment(
+                        first, inflow, edges, of_loss, goes_on=goes_on, aside=aside and aside.end()
+                    )
+                )
+                self._check_apart(segments)
                 return out
             if self._team.size == 1:
                 yield None
@@ -76,11 +85,33 @@ class ForwardPieces:
                 continue
             joint = Joint(made, self._team)
             edges = [edge_of(tensor) for tensor in joint.tensors if tensor.requires_grad]
-            segments.append(Segment(first, inflow, edges, None, joint.back()))
+            back = joint.back()
+            segments.append(Segment(first, inflow, edges, None, back, aside=aside and aside.end()))
             came = yield joint
-            inflow = Inflow()
+            inflow, aside = Inflow(), self._aside()
             given = self._inlet.through(joint.value(came), inflow)
             del made, joint, came  # and what they hold, beside what was joined
+
+    def _aside(self) -> Aside | None:
+        return Aside(self._inlet) if self._runs.pause else None
+
+    def _check_apart(self, segments: Sequence[Segment]) -> None:
+        """Check in the first microbatch that nothing passes a joint without an inlet.
+
+        Raises:
+            ModelError: something does.
+        """
+        if self._is_apart or not self._runs.pause:
+            return
+        graphs = [(place, segment.roots) for place, segment in enumerate(segments, 1)]
+        self._is_apart = are_apart(graphs, {})
+        if not self._is_apart:
+            raise ModelError(
+                f"a layer from layer {self._runs.first_layer} on hands a tensor that it has made "
+                "before members of its team exchange slices to an autograd.Function behind that; "
+                "expected to hand it over as the result of a function of torch, such as "
+                "tensor.clone()"
+            )
 
     # Layers of a team that run again for their backward send nothing twice: what came at a joint is
     # kept, and is as much as what is kept at the beginning of a stage.

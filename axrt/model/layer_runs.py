@@ -1,7 +1,7 @@
 """Runs the layers of a stage, and the loss: each with its own random numbers, in the types that
 they compute in. An error says which layer raised it, and what that was given."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
@@ -15,8 +15,9 @@ from axrt.scheduler.job import Job
 
 from .compiler import Compiler
 from .in_pieces import InPieces, Jointed
-from .joints import check_no_joint, own_tokens, shape_of_tokens
+from .joints import Sum, check_no_joint, own_tokens, shape_of_tokens
 from .module import LossFunction
+from .pausing import pausing_behind, pieces_of
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
 from .seeds import BorrowedGenerator
 from .team_layers import (
@@ -60,6 +61,9 @@ class LayerRuns:
     Args:
         first_layer: index of the first layer in the model.
         loss_fn: loss function on the last stage; None elsewhere.
+    Attributes:
+        first_layer: the same.
+        pause: True if some layer's forward pauses where members of a team exchange slices.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class LayerRuns:
         settings: RunSettings,
     ) -> None:
         job, compiler = settings.job, settings.compiler
-        self._layers, self._first_layer = layers, first_layer
+        self._layers, self.first_layer = layers, first_layer
         self._run: list[Callable[[Any], Any]] = [
             compiler.layer(layer) if compiler else layer for layer in layers
         ]
@@ -84,9 +88,16 @@ class LayerRuns:
         self._ways = [
             settings.of_team.way_of(place, layer) for place, layer in enumerate(layers, first_layer)
         ]
+        self.pause = Way.PAUSES in self._ways
+        self._behind_rows = [
+            pausing_behind(rows)
+            for place, (layer, way) in enumerate(zip(layers, self._ways, strict=True), first_layer)
+            for rows in (settings.of_team.cut_by_rows(place, layer) if way is Way.PAUSES else ())
+        ]
         # The index of a member that draws for itself, of each layer.
+        alike = (Way.WHOLE, Way.PAUSES)
         self._draws = [
-            None if way is Way.WHOLE or self._team.size == 1 else self._team.member
+            None if way in alike or self._team.size == 1 else self._team.member
             for way in self._ways
         ]
         self._in_all = job.microbatches_in_all * self._team.size
@@ -108,19 +119,19 @@ class LayerRuns:
         """
         step, microbatch = self._where(number)
         try:
-            for place, layer in enumerate(self._run[first:end], self._first_layer + first):
-                draws = self._draws[place - self._first_layer]
+            for place, layer in enumerate(self._run[first:end], self.first_layer + first):
+                draws = self._draws[place - self.first_layer]
                 self._generator.before_layer(step, microbatch, place, draws)
                 if self._between is None:  # most often, and a context would be one more call
                     value = layer(value)
                     continue
-                if self._types.weights and not self._kept[place - self._first_layer]:
+                if self._types.weights and not self._kept[place - self.first_layer]:
                     value = in_type(value, self._types.weights)
                 with self._computing():
                     value = layer(value)
                 value = in_type(value, self._between)
         except Exception as error:
-            name = type(self._layers[place - self._first_layer]).__name__
+            name = type(self._layers[place - self.first_layer]).__name__
             error.add_note(f"in layer {place} ({name}), which was given {_described(value)}")
             raise
         return value
@@ -140,7 +151,7 @@ class LayerRuns:
             if self._of_team.loss_is_whole:
                 value = yield gathered(value)
             member = None if self._of_team.loss_is_whole else self._team.member
-            self._generator.before_layer(*self._where(number), self._first_layer + end, member)
+            self._generator.before_layer(*self._where(number), self.first_layer + end, member)
         return value
 
     def _by_its_pieces(self, number: int, value: Any, place: int) -> Generator[Any, Any, Any]:
@@ -157,14 +168,16 @@ class LayerRuns:
     def _layer_of_team(self, number: int, value: Any, place: int) -> Generator[Any, Any, Any]:
         """Run what this member runs of a layer; it is given its tokens, and has its tokens
         after."""
-        at, way = self._first_layer + place, self._ways[place]
+        at, way = self.first_layer + place, self._ways[place]
         if way is Way.WHOLE:
             if at:
                 value = yield gathered(value)
             return own_tokens(self.run(number, value, place, place + 1), self._team)
-        given = value if at else self._of_team.own(value)
         layer = self._layers[place]
         name = f"layer {at} ({type(layer).__name__})"
+        if way is Way.PAUSES:
+            return (yield from self._with_pauses(number, value, place, name))
+        given = value if at else self._of_team.own(value)
         check_tokens(f"before {name}", given)
         buffers = self._buffers.before(place)
         before = tensors_in(given)[:1]
@@ -177,6 +190,36 @@ class LayerRuns:
         check_tokens(f"behind {name}", *before, value)
         return value
 
+    def _with_pauses(
+        self, number: int, value: Any, place: int, name: str
+    ) -> Generator[Any, Any, Any]:
+        """Run a layer as it is, whose forward pauses behind matrices that are cut by rows.
+
+        Raises:
+            ModelError: each of them has not run once.
+        """
+        at, layer, sums = self.first_layer + place, self._layers[place], 0
+        if at:
+            value = yield gathered(value)
+        buffers, rows = self._buffers.before(place), self._of_team.rows_in(at, layer)
+        pieces = self._pieces_of(number, value, place, pieces_of(layer))
+        given: Any = None
+        while sums <= rows:
+            try:
+                made = pieces.send(given)
+            except StopIteration as end:
+                value = end.value
+                break
+            sums += isinstance(made, Sum)
+            given = (yield made) if sums <= rows else None
+        if sums != rows:
+            raise ModelError(
+                f"{name} has run {'at least ' * (sums > rows)}{sums} matrices that are cut by "
+                f"'row'; expected each of the {rows} that it has once, in every forward"
+            )
+        self._buffers.check(place, buffers, name)
+        return own_tokens(value, self._team)
+
     def _with_sums(
         self, number: int, value: Any, place: int, layer: Jointed
     ) -> Generator[Any, Any, Any]:
@@ -185,7 +228,7 @@ class LayerRuns:
         Raises:
             ModelError: there are more, or none.
         """
-        at, sums = self._first_layer + place, 0
+        at, sums = self.first_layer + place, 0
         pieces = self._pieces_of(number, value, place, layer.team_pieces)
         given: Any = None
         own = prod(shape_of_tokens(tensors_in(value)[0]))
@@ -210,13 +253,11 @@ class LayerRuns:
         return value
 
     def _pieces_of(
-        self, number: int, value: Any, place: int, pieces: Sequence[Callable[[Any], Any]]
+        self, number: int, value: Any, place: int, pieces: Iterable[Callable[[Any], Any]]
     ) -> Generator[Any, Any, Any]:
         """Run a layer piece by piece."""
         step, microbatch = self._where(number)
-        self._generator.before_layer(
-            step, microbatch, self._first_layer + place, self._draws[place]
-        )
+        self._generator.before_layer(step, microbatch, self.first_layer + place, self._draws[place])
         if self._types.weights and not self._kept[place]:
             value = in_type(value, self._types.weights)
         for at, piece in enumerate(pieces):
@@ -228,11 +269,16 @@ class LayerRuns:
                 with self._computing():
                     value = piece(value)
             except Exception as error:
-                where = f"in piece {at} of layer {self._first_layer + place}"
+                where = f"in piece {at} of layer {self.first_layer + place}"
                 error.add_note(f"{where}, which was given {_described(value)}")
                 raise
         check_no_joint(value)
         return value if self._between is None else in_type(value, self._between)
+
+    def release(self) -> None:
+        """Take the hooks off the layers."""
+        for handle in self._behind_rows:
+            handle.remove()
 
     def loss(self, outputs: Any, target: Any) -> tuple[Tensor, Tensor | float | None]:
         """The loss, (mean, None) or (sum, weight), as the loss function gave it.

@@ -32,6 +32,9 @@ class Linear(nn.Linear):
             and _may_defer(weight)
             and not _is_looked_into(input.device)
         ):
+            if torch._C._len_torch_function_stack():
+                # A mode, such as that of a layer that pauses, sees functions of torch alone.
+                input = input.view_as(input)
             product: Tensor = _Product.apply(input, weight, own["bias"])  # type: ignore[no-untyped-call]
             return product
         return super().forward(input)

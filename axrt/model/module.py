@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from .layers import Layer, TiedLayerSpec, build, places_of, refusal_of, share, t
 from .loss import Loss, check_has_shapes, has_tensors
 from .partition import boundaries
 from .tensor_plan import check_plan
+from .tensor_words import AUTO, in_our_words, plan_of
 
 LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | float]]
 
@@ -42,10 +43,11 @@ class PipelineModule:
             recomputed.
         topology: only None is accepted; `[parallel]` says how ranks are laid out.
         tensor: how members of a team share the model out (`parallel.tensor`): words by patterns of
-            names, such as {"*.up": "column", "*.down": "row"} for linear modules of layers that
-            come in pieces, see `InPieces`. "column:3" cuts each of three blocks of outputs,
-            "divide" an attribute that counts heads. "token" names layers by their index, or the
-            "loss", that take each token by itself; all others see all tokens.
+            names, such as {"*.up": "column", "*.down": "row"} for linear modules. "column:3" cuts
+            each of three blocks of outputs, "divide" an attribute that counts heads. "token" names
+            layers by their index, or the "loss", that take each token by itself; all others see all
+            tokens. Words of torch, such as "colwise", mean the same. "auto" takes the plan that
+            layers of a transformers model bring.
     Raises:
         ConfigError: there are no layers, one is no layer or a LayerSpec that cannot be built, a
             function hides weights of a module, or an option is not taken.
@@ -66,14 +68,12 @@ class PipelineModule:
         seed_layers: bool = True,
         activation_checkpoint_interval: int = 0,
         topology: object = None,
-        tensor: Mapping[str, str] | None = None,
+        tensor: Mapping[str, str] | Literal["auto"] | None = None,
     ) -> None:
         self.layers: list[Layer] = _listed(layers)
         self.loss_fn = loss_fn
         self.partition_method = partition_method
         self.num_stages = num_stages
-        check_plan({} if tensor is None else tensor)
-        self.tensor = dict(tensor or {})
         if not self.layers:
             raise ConfigError("a PipelineModule needs at least one layer, got none")
         for index, layer in enumerate(self.layers):
@@ -85,6 +85,8 @@ class PipelineModule:
             check_none_hidden(f"layer {index}", layer, listed)
             if isinstance(layer, TiedLayerSpec):
                 check_none_hidden(f"forward_fn of layer {index}", layer.forward_fn, listed)
+        self.tensor = plan_of(self.layers) if tensor == AUTO else in_our_words(tensor)
+        check_plan(self.tensor)
         check_has_shapes(loss_fn)
         check_none_hidden("loss_fn", loss_fn, listed)
         if isinstance(loss_fn, nn.Module) and has_tensors(loss_fn):

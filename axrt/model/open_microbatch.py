@@ -18,6 +18,7 @@ from torch import Tensor
 
 from axrt.transport.payload import flatten
 
+from .aside import Root
 from .inlet import Gradients
 from .joints import Came, Joint, Slices
 from .saved import SavedTensors
@@ -35,6 +36,8 @@ class OpenMicrobatch:
     came: list[Came] = field(default_factory=list)
     # gradients of the last segment's outputs, once a backward in pieces has begun
     gradients: Gradients = ()
+    # gradients that wait for the segments of which later ones have read aside from a joint
+    aside: list[Root] = field(default_factory=list)
     # the rest of a forward in pieces, between two of them
     going_on: Generator[Joint | None, Any, Any] | None = None
     # what autograd has saved of it, where that may leave the device
@@ -43,8 +46,20 @@ class OpenMicrobatch:
     def backward(self, gradients: Gradients) -> Gradients:
         """The gradients of its inputs, from those of its outputs, of all segments at once."""
         for segment in reversed(self.segments):
-            gradients = segment.backward(gradients)
+            gradients = self._through(segment, gradients)
         return gradients
+
+    def _through(self, segment: Segment, given: Gradients) -> Gradients:
+        """Run the backward of a segment, with what later ones have read of it aside from a
+        joint."""
+        if segment.aside is None:
+            return segment.backward(given)
+        since = segment.aside.since
+        mine = [root for root in self.aside if root.edge.node._sequence_nr() >= since]
+        self.aside = [root for root in self.aside if root.edge.node._sequence_nr() < since]
+        found = segment.backward(given, mine)
+        self.aside += segment.aside.roots()
+        return found
 
     def backward_piece(self, gradients: Gradients, came: Came | None = None) -> Gradients:
         """Run the backward of the last segment that is left.
@@ -60,9 +75,9 @@ class OpenMicrobatch:
         if segment.joint is not None:
             assert came is not None, "a piece behind a joint has the slices of all members"
             given = segment.joint.value([one for one in given if one is not None], came)
-        found = segment.backward(given)
+        found = self._through(segment, given)
         while self.segments and self.segments[-1].goes_on:
-            found = self.segments.pop().backward(found)
+            found = self._through(self.segments.pop(), found)
         if not self.segments:
             return found
         joint = self.segments[-1].joint

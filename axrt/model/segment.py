@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from axrt.transport.payload import flatten
 
 from .inlet import Gradients, Inflow
 from .joints import BackJoint
+
+if TYPE_CHECKING:
+    from .aside import Aside, Root
 
 
 class Segment(NamedTuple):
@@ -27,20 +30,24 @@ class Segment(NamedTuple):
     of_loss: Gradients | None
     joint: BackJoint | None = None  # joint of a team behind the segment; None: there is none
     goes_on: bool = False  # its backward is in one piece with that of the segment behind it
+    aside: "Aside | None" = None  # what has come in aside from a joint; None: nothing may
 
-    def backward(self, given: Gradients) -> Gradients:
-        """The gradients of its inputs, from those of its outputs."""
-        _, inflow, edges, of_loss, *_ = self
+    def backward(self, given: Gradients, also: "Sequence[Root]" = ()) -> Gradients:
+        """The gradients of its inputs, from those of its outputs.
+
+        Args:
+            also: where gradients begin within it, of what it has passed on aside from a joint.
+        """
+        inflow, edges, of_loss = self.inflow, self.roots, self.of_loss
         given = given if of_loss is None else of_loss
-        if len(given) == len(edges) == 1:  # as nearly always
+        if len(given) == len(edges) == 1 and not also:  # as nearly always
             if given[0] is not None:
                 _walk((edges[0],), (given[0],))
             return inflow.gradients
-        roots = tuple(
-            [root for root, gradient in zip(edges, given, strict=True) if gradient is not None]
-        )
-        if roots:
-            _walk(roots, tuple([gradient for gradient in given if gradient is not None]))
+        pairs = [*zip(edges, given, strict=True), *also]
+        some = [(root, gradient) for root, gradient in pairs if gradient is not None]
+        if some:
+            _walk(tuple([root for root, _ in some]), tuple([gradient for _, gradient in some]))
         return inflow.gradients
 
 

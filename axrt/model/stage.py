@@ -315,6 +315,7 @@ class Stage:
     def release(self) -> None:
         """Give the layers back as they were, with the weights that they have now."""
         self.deferral.release()
+        self._runs.release()
         for layer in self.layers.values():
             without_deferral(layer)
 

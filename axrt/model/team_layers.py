@@ -3,6 +3,8 @@ it."""
 
 #   PIECES   some of its matrices are cut, and the layer says where it exchanges what (`Jointed`): a
 #            joint between two of them
+#   PAUSES   some of its matrices are cut, and its forward pauses behind those that are cut by rows
+#            (`pausing.py`)
 #   TOKEN    each token by itself, as the user has said: a member gives it its own tokens
 #   WHOLE    any other: each member runs all tokens, put together at a joint before it, and goes on
 #            with its own
@@ -31,13 +33,15 @@ from .in_pieces import Jointed
 from .joints import ALONE, Gathered, Sum, Team, own_tokens, shape_of_tokens
 from .layers import Layer, LayerSpec, without_memory
 from .loss import Loss
-from .tensor_plan import LOSS, ROW, TOKEN, Plan, cuts_in
+from .pausing import JOINTS_OF_A_ROW
+from .tensor_plan import DIVIDE, LOSS, ROW, TOKEN, Plan, cuts_in
 
 
 class Way(Enum):
     """What a member runs of a layer."""
 
     PIECES = "its pieces"
+    PAUSES = "all tokens, with pauses"
     TOKENS = "its own tokens"
     WHOLE = "all tokens"
 
@@ -67,13 +71,19 @@ class TeamLayers:
         """
         module: object = layer
         if isinstance(layer, LayerSpec):
-            module = without_memory(layer) if issubclass(layer.typename, Jointed) else None
-        if isinstance(module, Jointed) and self._cuts(place, module):
-            return Way.PIECES
+            module = without_memory(layer) if self._may_cut(layer) else None
+        if isinstance(module, nn.Module) and self._cuts(place, module):
+            if isinstance(module, Jointed):
+                return Way.PIECES
+            return Way.PAUSES if self.team.size > 1 else Way.WHOLE
         by_tokens = any(
             way == TOKEN and fnmatchcase(str(place), pattern) for pattern, way in self.plan.items()
         )
         return Way.TOKENS if by_tokens or isinstance(module, Loss) else Way.WHOLE
+
+    def _may_cut(self, layer: LayerSpec) -> bool:
+        cuts = any(way not in (TOKEN, DIVIDE) for way in self.plan.values())
+        return self.team.size > 1 and cuts and issubclass(layer.typename, nn.Module)
 
     def _cuts(self, place: int, layer: nn.Module) -> list[str]:
         """How modules of a layer are cut."""
@@ -83,6 +93,15 @@ class TeamLayers:
     def rows_in(self, place: int, layer: nn.Module) -> int:
         """The number of matrices of a layer that are cut by rows, whose addends a `Sum` has."""
         return self._cuts(place, layer).count(ROW)
+
+    def cut_by_rows(self, place: int, layer: nn.Module) -> list[nn.Module]:
+        """These matrices."""
+        return [
+            module
+            for path, module in layer.named_modules(prefix=str(place))
+            for _, way in cuts_in(self.plan, path)
+            if way == ROW
+        ]
 
     def begins(self, place: int) -> bool:
         """It is the first forward of a layer here."""
@@ -127,7 +146,12 @@ class TeamLayers:
             module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
             assert isinstance(module, Jointed)
             return len(module.team_pieces) - 1
-        return int(way is Way.WHOLE and place > 0)  # the model's inputs are there whole
+        before = int(way in (Way.WHOLE, Way.PAUSES) and place > 0)  # the model's inputs are whole
+        if way is Way.PAUSES:
+            module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
+            assert isinstance(module, nn.Module)
+            return before + JOINTS_OF_A_ROW * self.rows_in(place, module)
+        return before
 
     def own(self, value: Any) -> Any:
         """The member's tokens of inputs or targets.

@@ -11,7 +11,6 @@ anything is built."""
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -22,6 +21,7 @@ from axrt.scheduler.plural import plural
 
 from .in_pieces import Jointed
 from .layers import Layer, LayerSpec, TiedLayerSpec, without_memory
+from .pausing import check_can_pause
 
 if TYPE_CHECKING:
     from .module import PipelineModule
@@ -68,8 +68,6 @@ def check_plan(plan: Plan) -> None:
     Raises:
         ConfigError: one is none of `WAYS`.
     """
-    if not isinstance(plan, Mapping) or not all(isinstance(of, str) for of in chain(*plan.items())):
-        raise ConfigError(f"tensor = {plan!r}; expected a dict of words by patterns of names")
     for pattern, way in plan.items():
         known = (TOKEN,) if pattern == LOSS else WAYS
         word, colon, _ = way.partition(":")
@@ -132,6 +130,23 @@ class _Check:
                 _check_layer(place, path, module, layer)
                 self._one_pattern(f"{path}.{name}", pattern)
         self._shared(place, module)
+        self._has_rows(place, module)
+
+    def _has_rows(self, place: int, layer: nn.Module) -> None:
+        """Check that what a layer without pieces makes of its columns is added up."""
+        named = list(layer.named_modules(prefix=str(place)))
+        ways = [way for path, _ in named for _, way in cuts_in(self._plan, path)]
+        if isinstance(layer, Jointed) or not ways:
+            return
+        by_rows = ways.count(ROW)
+        if by_rows in (0, len(ways)):
+            is_cut, lacks = ("columns", ROW) if not by_rows else ("rows", COLUMN)
+            raise ConfigError(
+                f"tensor: layer {place}, a {type(layer).__name__}, has matrices that are cut by "
+                f"{is_cut}, and none by {lacks!r}; expected columns whose outputs go on to rows, "
+                "or an axrt.InPieces, which says what travels"
+            )
+        check_can_pause()
 
     def _one_pattern(self, name: str, pattern: str) -> None:
         """Note the pattern that names a module or an attribute; a second one is refused."""
@@ -254,10 +269,4 @@ def _check_layer(place: int, path: str, module: nn.Module, layer: Layer) -> None
         raise ConfigError(
             f"tensor: {path} is in layer {place}, which has a layer in pieces within it, whose "
             "joints nobody would see; expected its pieces in those of the layer"
-        )
-    if not isinstance(module, Jointed):
-        raise ConfigError(
-            f"tensor: {path} is in layer {place}, a {type(module).__name__}, which does not say "
-            "where its slices travel; expected an axrt.InPieces with axrt.Sum behind a matrix that "
-            "is cut by rows"
         )

@@ -197,6 +197,7 @@ def trained(
     seed: int = 1,
     steps: int = 2,
     factory: Any = adamw,
+    join: Callable[[str, dict[int, Tensor]], Tensor] | None = None,
     **sections: dict[str, Any],
 ) -> Outcome:
     """What a job makes, cut weights put together; whole ones are the same on all members."""
@@ -218,7 +219,7 @@ def trained(
     return Outcome(
         ranks[0][1].losses,
         ranks[0][1].norms,
-        {name: put_together(name, of) for name, of in whole.items()},
+        {name: (join or put_together)(name, of) for name, of in whole.items()},
     )
 
 
@@ -655,7 +656,10 @@ REFUSED = [
     (lambda: language_of({"*.upp": "column"}), "'*.upp' matches nothing.*nearest is"),
     (lambda: language_of({"*.norm": "token"}), "matches nothing; expected the index of a layer"),
     (lambda: language_of({"*.norm": "row"}), "is a LayerNorm; expected an nn.Linear"),
-    (lambda: language_of({"2.linear": "row"}), "layer 2, a Mixed, which does not say where"),
+    (
+        lambda: language_of({"2.linear": "row"}),
+        "layer 2, a Mixed, has matrices that are cut by rows",
+    ),
     (lambda: language_of({**CUTS, "1*.up": "column"}), "both '.*' and '.*' name 1.pieces.1.up"),
     (lambda: language_of(CUTS, inner=9), "has 9 outputs, and parallel.tensor = 2"),
 ]
