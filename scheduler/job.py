@@ -125,7 +125,8 @@ class Job(Numbering):
             )
 
     def _check_group(self) -> None:
-        whole = self.pipes % self.group == 0 and self.group % self.placement.pipes == 0
+        a_replica = self.placement.pipes * self.team
+        whole = self.pipes % self.group == 0 and self.group % a_replica == 0
         if not whole or self.by_library:
             raise ValueError(
                 f"groups of {self.group} pipes, of {self.pipes} in all; expected groups of whole "

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 
 from axrt.device.queues import Queue
 from axrt.errors import DataError, SaveError
+from axrt.model.tensor_cuts import Parts
 from axrt.runtime.coroutine import Put, Steps, at_once, begin_on, run_on
 from axrt.runtime.shard_exchange import ShardExchange
 from axrt.store.bucket import Bucket
 from axrt.store.local_model import LocalModel
-from axrt.store.saved_piece import SavedPiece, WholeParameter, wholes_of
+from axrt.store.saved_piece import SavedPiece, WholeParameter, copied_now
 from axrt.store.state import ParameterState
+from axrt.store.team_pieces import wholes_of_teams
 
 from .layers import (
     File,
@@ -82,7 +84,7 @@ def save_shards(
     weights = {
         place: {name: _Weight(live, _in_pieces(live)) for name, live in of_layer.items()}
         for place, of_layer in all_weights(model).items()
-        if shards.writes(model.stage_of(place))
+        if shards.is_of_writers_team(model.stage_of(place))
     }
     if snapshot is None:
         return _save_shards(directory, model, shards, weights, model.pieces_of, put)
@@ -149,10 +151,15 @@ def _save_shards(
         mine = pieces(layer)
         parts = yield from shards.to_writer(stage, place, mine)
         del mine  # the writer has them
+        of_members = None
+        if any(layer_of(name) == place for name in model.parts):
+            told = _parts_to_tell(model.parts, weights.get(place, {}))
+            of_members = yield from shards.to_writer(stage, place, told)
         if parts is not None and not faults:  # else others go on all the same
             try:
-                wholes = wholes_of(shapes, parts)
-                files = _whole_files(place, layer, weights[place], wholes)
+                wholes = wholes_of_teams(shapes, parts, model.parts)
+                of_layer = {**weights[place], **_cut_weights(model.parts, of_members or ())}
+                files = _whole_files(place, layer, of_layer, wholes)
                 records.update((yield from run_on(put, partial(write_files, directory, files))))
             except (SaveError, DataError) as error:
                 faults.append(error)
@@ -160,6 +167,26 @@ def _save_shards(
     if faults:
         raise faults[0]
     return records
+
+
+def _parts_to_tell(cut: Parts, weights: Mapping[str, _Weight]) -> list[tuple[str, Tensor]]:
+    """What a member has of weights that are cut, and have no masters that come together."""
+    return [
+        (name, copied_now(one.live.value))
+        for name, one in weights.items()
+        if name in cut and not one.in_pieces
+    ]
+
+
+def _cut_weights(
+    cut: Parts, of_members: Sequence[Sequence[tuple[str, Tensor]]]
+) -> dict[str, _Weight]:
+    """Whole weights, from what each member has of them."""
+    values: dict[str, list[Tensor]] = {}
+    for of in of_members:
+        for name, value in of:
+            values.setdefault(name, []).append(value)
+    return {name: _Weight(Live(cut[name].whole(of), None), "") for name, of in values.items()}
 
 
 def after_copies(snapshot: Snapshot, steps: Steps[Records]) -> Steps[Records]:

@@ -108,7 +108,6 @@ def _of_teams(config: "Config") -> Iterator[str]:
         return
     memory, run, checkpoint = config.memory, config.run, config.checkpoint
     rows: list[tuple[str, object, object]] = [
-        ("memory.zero", memory.zero, 0),
         ("memory.offload_parameters", memory.offload_parameters, False),
         ("run.deterministic", run.deterministic, False),
         ("schedule.costs", config.schedule.costs, ""),
@@ -119,6 +118,11 @@ def _of_teams(config: "Config") -> Iterator[str]:
         ("run.survive", run.survive, False),
         ("checkpoint.memory_every", checkpoint.memory_every, 0),
     ]
+    if memory.zero > 2:
+        yield (
+            f"memory.zero = {memory.zero} with parallel.tensor = {tensor}, whose weights are not "
+            "let go within a step yet; expected memory.zero = 2, or parallel.tensor = 1"
+        )
     for name, found, expected in rows:
         if found != expected:
             yield (

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from axrt.model.elsewhere import ModulesElsewhere
-from axrt.store.saved_piece import wholes_of
+from axrt.store.team_pieces import wholes_of_member
 
 from .parts import EngineParts
 
@@ -71,6 +71,7 @@ class UserWeights:
     def _gather(self, stage: int, place: int, layer: nn.Module) -> None:
         mine = self._model.pieces_of(layer, with_state=False)
         parts = self._shards.for_all(stage, place, mine)
-        wholes = wholes_of(self._model.shapes_of(layer), parts)
+        shapes = self._model.shapes_of(layer)
+        wholes = wholes_of_member(shapes, parts, self._model.parts, self._rank.mesh.member)
         for bucket in self._model.buckets_with(layer):
             bucket.give_back_as({name: of.master for name, of in wholes.items()})

@@ -134,7 +134,7 @@ class StageParameters:
             [(name, parameter) for name, parameter, _ in trained],
             job.pipes,
             config.memory.bucket_mb * _MIB,
-            Share(*skeletons.cuts.team, skeletons.cuts.parts),
+            Share(*skeletons.cuts.team, skeletons.cuts.parts, job.shards),
         )
         self._buckets = [
             self._bucket(spec, [narrow[name] for name, _ in spec.named]) for spec in specs
@@ -196,7 +196,7 @@ class StageParameters:
     def _found(self, bucket: _Bucket, shard: int) -> BucketBytes:
         spec, narrow, cut, near, groups, _ = bucket
         types, in_scratch = self._types, self._job.offloads_weights
-        cut = cut and cut._replace(pipe=shard, shift=0)
+        cut = cut and cut._replace(pipe=shard * cut.step, shift=0)
         parameters = [parameter for _, parameter in spec.named]
         masters = Masters(parameters, narrow, META, cut, types.weights, in_scratch=in_scratch)
         in_float32 = self._config.precision.gradients == "float32"
@@ -231,8 +231,9 @@ def _pipes_apart(cuts: Iterable[Cut | None]) -> Iterator[int]:
     for cut in cuts:
         if cut is None:
             continue
-        for pipe in range(cut.shards) if cut.whole else (-cut.shift, -1 - cut.shift):
-            yield pipe % cut.shards
+        for place in range(cut.shards) if cut.whole else (-cut.shift, -1 - cut.shift):
+            first = place % cut.shards * cut.step
+            yield from range(first, first + cut.step)
 
 
 def _like(cut: Cut, shard: int) -> int:

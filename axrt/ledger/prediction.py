@@ -36,7 +36,8 @@ class Prediction:
     schedule: Schedule  # settings of its schedule, with the policy that it has
     mesh: Mesh  # numbers of pipelines and replicas
     # ledger of each rank of a pipeline, by replica; where all replicas have the same, that of
-    # the first
+    # the first. Where members of teams have different shards, that of each one after the other;
+    # else that of the first member, which has most
     ledgers: tuple[tuple[Ledger, ...], ...]
 
     @cached_property
@@ -46,7 +47,9 @@ class Prediction:
         found = []
         for rank in range(self.size):
             of = replace(self.mesh, rank=rank)
-            ledger = self.ledgers[of.data_rank % len(self.ledgers)][of.pipe_rank]
+            of_replica = self.ledgers[of.data_rank % len(self.ledgers)]
+            members = len(of_replica) // self.mesh.pipe
+            ledger = of_replica[of.pipe_rank * members + of.member % members]
             if not (self.config.memory.zero or of.data_rank == 0):  # others write for it
                 if id(ledger) not in reading:
                     reading[id(ledger)] = ledger.without(Purpose.SNAPSHOT)
@@ -131,10 +134,10 @@ class Predictor:
         held_by = self._parameters_of(config, job)
         saves = config.saves_beside and config.checkpoint.every and config.checkpoint.dir
 
-        def ledger(replica: int, rank: int) -> Ledger:
+        def ledger(replica: int, rank: int, member: int) -> Ledger:
             """The ledger of a rank; replicas whose shards are as large have the same."""
             stage_copies = [
-                (job.pipe_of(replica, rank, of), of) for of in job.placement.stages_of(rank)
+                (job.pipe_of(replica, rank, of, member), of) for of in job.placement.stages_of(rank)
             ]
             mine = [held_by[of].of_pipe(pipe) for pipe, of in stage_copies]
             key = (rank, *(pipe == 0 for pipe, _ in stage_copies if saves), *map(id, mine))
@@ -154,11 +157,15 @@ class Predictor:
             return Ledger.of(entries, unknown)
 
         replicas = range(job.replicas if job.shards else 1)
+        members = range(job.team if job.shards else 1)
         return Prediction(
             config,
             schedule,
             mesh,
-            tuple(tuple(ledger(one, rank) for rank in range(job.ranks)) for one in replicas),
+            tuple(
+                tuple(ledger(one, rank, member) for rank in range(job.ranks) for member in members)
+                for one in replicas
+            ),
         )
 
     def _of_team(self, size: int) -> tuple[Skeletons, Stashes | None]:

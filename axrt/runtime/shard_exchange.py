@@ -39,6 +39,10 @@ class ShardExchange:
         """This rank writes the files of the stage's layers."""
         return self._pipes[stage] == 0
 
+    def is_of_writers_team(self, stage: int) -> bool:
+        """This rank is a member of the team whose first member writes them."""
+        return self._pipes[stage] < self._job.team
+
     def for_all(self, stage: int, place: int, mine: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """What each copy of the group has of a layer, by pipe, on every rank there that holds it;
         all of them call it.
@@ -98,7 +102,7 @@ class ShardExchange:
 
     def _group(self, stage: int) -> range:
         """The pipes that share a stage out with this rank: shards of it, or a team's parts."""
-        if self._job.team > 1:
+        if not self._job.shards:
             return self._job.team_of(self._pipes[stage])
         pipes = self._job.pipes_a_group
         first = self._pipes[stage] // pipes * pipes

@@ -18,6 +18,13 @@ class Share(NamedTuple):
     member: int = 0  # index of the member
     size: int = 1  # number of members
     names: Collection[str] = ()  # names of the parameters that are cut; filled as layers are built
+    # True if copies share out what they step (ZeRO), so that each has norms of its own
+    is_sharded: bool = False
+
+    @property
+    def counts_whole(self) -> bool:
+        """Its norms of whole weights count in the norm of all gradients."""
+        return self.is_sharded or self.member == 0
 
 
 ALONE = Share()
@@ -127,7 +134,7 @@ def _ordinary(
         if is_cut
         else copies_by_pipe(stage, number, pipes)
     )
-    counts = is_cut or share.member == 0  # of whole weights the first member's norms count
+    counts = is_cut or share.counts_whole
     return BucketSpec(copies, named, [name for name, _ in named], counts)
 
 
@@ -158,7 +165,7 @@ def _tied(
         for name, first in zip(layer.tied, tied_layer(layers, places[0]).tied, strict=True)
     }
     pairs = [pair for pair in named if pair[0] in firsts]
-    counts = place == places[0] and share.member == 0
+    counts = place == places[0] and share.counts_whole
     return BucketSpec(copies, pairs, [firsts[name] for name, _ in pairs], counts)
 
 

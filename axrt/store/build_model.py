@@ -143,7 +143,7 @@ class _Builder:
         bucket_bytes = config.memory.bucket_mb * _MIB
         specs = buckets_as_built(
             *(self._model.layers, job.cuts, stage, layers, job.pipes, bucket_bytes),
-            Share(*self._to_run.of_team.team, cuts.parts),
+            Share(*self._to_run.of_team.team, cuts.parts, job.shards),
         )
         made = {}
         for number, spec in specs:  # each as soon as its layers are there

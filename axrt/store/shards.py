@@ -38,6 +38,9 @@ class Cut(NamedTuple):
 
     shards: int  # number of shards
     pipe: int  # pipe of this rank
+    # pipes from one copy to the next: of weights that a team has cut only those of one member are
+    # copies
+    step: int = 1
     # what is added to pipes, so that another one has the first shard of each bucket. Where no
     # parameter is cut, one shard may have nearly all of a bucket.
     shift: int = 0
@@ -48,7 +51,7 @@ class Cut(NamedTuple):
     def shard_of(self, pipe: int) -> int:
         """The index of the shard that a pipe's copy steps. Several layers of a pipe, which have
         tied weights, step the same one."""
-        return (pipe + self.shift) % self.shards
+        return (pipe // self.step + self.shift) % self.shards
 
     @property
     def mine(self) -> int:
@@ -90,4 +93,5 @@ def cut_of(config: Config, job: Job, pipe: int, copies: Copies) -> Cut | None:
         return None
     clips, zero = config.optimizer.clip > 0, config.memory.zero
     shift = copies[0].stage + copies[0].bucket
-    return Cut(job.pipes_a_group, pipe, shift, clips, zero > 1, zero > 2)
+    step = job.pipes // len({copy.pipe for copy in copies})
+    return Cut(job.pipes_a_group // step, pipe, step, shift, clips, zero > 1, zero > 2)

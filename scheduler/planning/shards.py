@@ -63,8 +63,8 @@ def with_shards(
     if 0 < group < job.replicas:
         if job.replicas % group:
             raise ValueError(f"group = {group}; expected a divisor of the {job.replicas} replicas")
-        job = replace(job, group=group * job.placement.pipes)
-    if zero > 0 and job.pipes > 1:
+        job = replace(job, group=group * job.placement.pipes * job.team)
+    if zero > 0 and job.pipes > job.team:
         job = replace(job, shards=True)
         if zero > 1:
             job = replace(job, reductions=reductions_of(job, reductions))

@@ -9,6 +9,7 @@
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import exp
 from random import Random
@@ -415,6 +416,7 @@ def order_of(job: Job, costs: Costs = _EQUAL) -> Order:
         StuckError: the schedule is stuck.
     """
     rows: list[list[Task]] = [[] for _ in range(job.ranks)]
-    for span in simulate(job, costs).computing():
+    of_members = replace(job, team=1, joints={})  # they all come to their tasks in this order
+    for span in simulate(of_members, costs).computing():
         rows[span.rank].append(span.task)
     return Order(job.placement, job.microbatches, tuple(map(tuple, rows)))

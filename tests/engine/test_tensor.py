@@ -766,7 +766,7 @@ def test_pieces_that_do_not_add_up_are_refused(layer: type[nn.Module], text: str
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
-        ("memory", "zero", 1),
+        ("memory", "zero", 3),
         ("run", "deterministic", True),
         ("schedule", "policy", "auto"),
         ("parallel", "collectives", "library"),

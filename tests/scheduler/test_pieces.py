@@ -2,6 +2,7 @@
 waits at a joint."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.numbering import StageJoints
 from axrt.scheduler.placement import Linear
+from axrt.scheduler.planning.shards import with_shards
 from axrt.scheduler.policies import NAMES, Nested, placement_for, policy_by_name
 from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.refusals import IllegalMove
 from axrt.scheduler.simulation.costs import Costs, Work
-from axrt.scheduler.simulation.simulator import simulate
+from axrt.scheduler.simulation.schedules import build_schedule
+from axrt.scheduler.simulation.simulator import order_of, simulate
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import examples
@@ -319,3 +322,16 @@ def test_where_slices_take_no_time_a_team_is_as_fast_as_a_rank() -> None:
         assert simulate(together, Costs()).makespan == pytest.approx(
             simulate(alone, Costs()).makespan
         )
+
+
+def test_groups_are_whole_replicas_and_orders_those_of_one_member() -> None:
+    """Sixteen replicas add up in groups of eight, each of two members."""
+    job = replace(build_schedule("1f1b", 2, 4), replicas=16, team=2)
+    joints = {stage: StageJoints(3, 3) for stage in range(2)}
+    assert with_shards(replace(job, joints=joints), 0, group=8).group == 16
+    with pytest.raises(ValueError, match="groups of 9 pipes, of 18 in all"):
+        replace(job, replicas=9, group=9)
+    alone = replace(job, replicas=1)
+    assert order_of(replace(alone, joints=joints)) == order_of(replace(alone, team=1))
+    assert with_shards(replace(job, joints=joints), 2).shards
+    assert not with_shards(replace(job, replicas=1, joints=joints), 1).shards  # of cut weights one
