@@ -24,6 +24,10 @@ from axrt.errors import ModelError
 from .inlet import Inflow, Inlet
 from .segment import edge_of
 
+_VIEWS = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are functions of a tensor
+# What is said to a tensor, and must reach the very one.
+_OF_TENSORS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+
 
 class Root(NamedTuple):
     """Where a gradient begins that has come back aside from a joint."""
@@ -61,7 +65,12 @@ class Aside(TorchFunctionMode):
             ModelError: it changes one in place, which the layer would not see.
         """
         name = getattr(func, "__name__", "")
-        if name == "__get__" or not torch.is_grad_enabled():
+        if name == "__get__":
+            name = func.__self__.__name__  # type: ignore[attr-defined]
+            is_of_tensor = name not in _VIEWS
+        else:
+            is_of_tensor = name in _OF_TENSORS
+        if is_of_tensor or not torch.is_grad_enabled():
             return func(*args, **(kwargs or {}))
         inside = [self.through(one) for one in args]
         named = {name: self.through(one) for name, one in (kwargs or {}).items()}
@@ -78,8 +87,9 @@ class Aside(TorchFunctionMode):
         """A value with the tensors from inside."""
         if isinstance(value, Tensor):
             return self._tensor(value)
-        if type(value) in (tuple, list):
-            return type(value)([self.through(one) for one in value])
+        if isinstance(value, tuple | list):
+            inside = [self.through(one) for one in value]
+            return tuple(inside) if isinstance(value, tuple) else inside
         return value
 
     def end(self) -> "Aside":

@@ -108,9 +108,10 @@ class ForwardPieces:
         if not self._is_apart:
             raise ModelError(
                 f"a layer from layer {self._runs.first_layer} on hands a tensor that it has made "
-                "before members of its team exchange slices to an autograd.Function behind that; "
-                "expected to hand it over as the result of a function of torch, such as "
-                "tensor.clone()"
+                "before members of its team exchange slices to something behind that which "
+                "torch's function modes do not see, such as an autograd.Function, torch.func or "
+                "views of a tensor that was changed in place; expected to hand it over as the "
+                "result of a function of torch, such as tensor.clone()"
             )
 
     # Layers of a team that run again for their backward send nothing twice: what came at a joint is

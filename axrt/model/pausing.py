@@ -15,10 +15,13 @@
 # Why not torch.export: it fixes shapes that are not known before the first batch, refuses code that
 # looks at values, and gives a graph in place of the modules.
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -26,6 +29,8 @@ from axrt.errors import ConfigError, ModelError
 
 from .joints import Gathered, Sum
 
+# Set on a matrix that is cut by rows: its bias, which the first member alone has, is trained.
+TRAINED_BIAS = "_axrt_trained_bias"
 JOINTS_OF_A_ROW = 2  # addends are added up for each member's tokens, and these put together
 
 
@@ -49,9 +54,42 @@ def pieces_of(layer: Callable[[Any], Any]) -> Iterator[Callable[[Any], Any]]:
     from greenlet import greenlet
 
     running = greenlet(layer)
-    yield running.switch
+    running.gr_context = copy_context()  # the values that the caller sees
+
+    def piece(value: Any) -> Any:
+        before = _modes()
+        made = running.switch(value)
+        if not running.dead and _modes() != before:
+            running.throw()  # it leaves its contexts
+            raise ModelError(
+                "a matrix that is cut by rows ran within a context of the layer's own, such as "
+                "torch.no_grad, torch.autocast, torch.device or torch.utils.checkpoint, which "
+                "other tasks would be in during the pause behind it; expected the context around "
+                "less, and memory.recompute in place of checkpoint"
+            )
+        return made
+
+    yield piece
     while not running.dead:
-        yield running.switch
+        yield piece
+
+
+# The thread has them, and not the stack: what a layer enters and does not leave before a pause
+# would hold for tasks of other microbatches.
+def _modes() -> tuple[Any, ...]:
+    """The contexts of torch that this thread is in."""
+    of_devices = [
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    ]
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        of_devices,
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._autograd._top_saved_tensors_default_hooks(False),
+    )
 
 
 def pausing_behind(rows: nn.Module) -> RemovableHandle:
@@ -69,4 +107,21 @@ def _put_together(rows: nn.Module, given: tuple[Any, ...], addends: Tensor) -> A
             "where its addends reach no other member; expected memory.recompute in place of "
             "torch.utils.checkpoint, and no call of a layer from elsewhere"
         )
+    if torch.is_grad_enabled() and getattr(rows, TRAINED_BIAS, False):
+        # Members without the bias must want the gradient as the first one does.
+        addends = addends if addends.requires_grad else addends.detach().requires_grad_()
     return loop.switch(Gathered(loop.switch(Sum(addends))))
+
+
+@contextmanager
+def attributes_kept(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Context in which layers run while others of their forwards have paused, which find what they
+    have set on their modules as they left it."""
+    modules = [module for layer in layers for module in layer.modules()]
+    before = [dict(vars(module)) for module in modules]
+    try:
+        yield
+    finally:
+        for module, kept in zip(modules, before, strict=True):
+            vars(module).clear()
+            vars(module).update(kept)

@@ -39,6 +39,7 @@ from .linear import with_deferral, without_deferral
 from .loss import Loss
 from .module import LossFunction
 from .open_microbatch import OpenMicrobatch
+from .pausing import attributes_kept
 from .saved import SavedTensors, memory_of
 from .segment import Segment, are_apart, edge_of, may_travel
 
@@ -232,7 +233,9 @@ class Stage:
         assert microbatch.given is not None
         inputs, target, buffers = microbatch.given
         microbatch.given = None
-        with buffers_in_place_of(zip(self._recomputed_layers, buffers, strict=True)):
+        layers = self._recomputed_layers
+        kept = attributes_kept(layers) if self._runs.pause else nullcontext()
+        with kept, buffers_in_place_of(zip(layers, buffers, strict=True)):
             end = self.recomputed
             if self._team.size == 1:
                 _, segments = self._segments(number, inputs, target, 0, (end,))

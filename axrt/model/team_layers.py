@@ -224,11 +224,17 @@ class BufferWatch:
     """Finds buffers that a layer changes, of which members would have different ones."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers = layers
+        # Dicts, which stay as buffers are exchanged: to look for modules takes longer than a joint.
+        self._of_layers = [[module._buffers for module in layer.modules()] for layer in layers]
 
     def before(self, place: int) -> list[tuple[int, int]]:
         """What tells whether a layer's buffers change."""
-        return [(id(buffer), buffer._version) for buffer in self._layers[place].buffers()]
+        return [
+            (id(buffer), buffer._version)
+            for of in self._of_layers[place]
+            for buffer in of.values()
+            if buffer is not None
+        ]
 
     def check(self, place: int, before: list[tuple[int, int]], name: str) -> None:
         """Check that they have not changed.

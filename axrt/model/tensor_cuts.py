@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from axrt.errors import ModelError
 
 from .joints import Team
+from .pausing import TRAINED_BIAS
 from .tensor_plan import ROW, Plan, blocks_of, cuts_in, divided_in
 
 
@@ -99,12 +100,15 @@ class TensorCuts:
     def _cut(self, path: str, module: nn.Linear, way: str) -> None:
         dims = {"weight": 1, "bias": None} if way == ROW else {"weight": 0, "bias": 0}
         widths = (module.in_features,) if way == ROW else blocks_of(way, module.out_features)
+        is_trained = module.bias is not None and module.bias.requires_grad
         for name, parameter in list(module.named_parameters()):
             part = Part(dims[name], parameter.shape, self.team, widths)
             self.parts[f"{path}.{name}"] = part
             mine = _parameter(part.of(parameter), parameter) if part.is_here else None
             module.register_parameter(name, mine)
         module.out_features, module.in_features = module.weight.shape
+        if way == ROW:
+            setattr(module, TRAINED_BIAS, is_trained)
 
 
 def _parameter(part: Tensor, of: nn.Parameter) -> nn.Parameter:

@@ -38,15 +38,15 @@ class Cut(NamedTuple):
 
     shards: int  # number of shards
     pipe: int  # pipe of this rank
-    # pipes from one copy to the next: of weights that a team has cut only those of one member are
-    # copies
-    step: int = 1
     # what is added to pipes, so that another one has the first shard of each bucket. Where no
     # parameter is cut, one shard may have nearly all of a bucket.
     shift: int = 0
     whole: bool = False  # True if no parameter is cut
     lets_go: bool = False  # True if gradients are let go after each reduction (ZeRO stage 2)
     has_residencies: bool = False  # True if weights are whole for residencies alone (ZeRO stage 3)
+    # pipes from one copy to the next: of weights that a team has cut only those of one member are
+    # copies
+    step: int = 1
 
     def shard_of(self, pipe: int) -> int:
         """The index of the shard that a pipe's copy steps. Several layers of a pipe, which have
@@ -94,4 +94,4 @@ def cut_of(config: Config, job: Job, pipe: int, copies: Copies) -> Cut | None:
     clips, zero = config.optimizer.clip > 0, config.memory.zero
     shift = copies[0].stage + copies[0].bucket
     step = job.pipes // len({copy.pipe for copy in copies})
-    return Cut(job.pipes_a_group // step, pipe, step, shift, clips, zero > 1, zero > 2)
+    return Cut(job.pipes_a_group // step, pipe, shift, clips, zero > 1, zero > 2, step)

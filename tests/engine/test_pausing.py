@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import axrt
 from axrt.errors import ConfigError, ModelError
 from axrt.model.deferral import Deferral
+from axrt.model.pausing import pieces_of
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Meaning
 from axrt.transport.local import LocalWorld
@@ -212,6 +214,85 @@ def test_a_layer_is_given_back_without_hooks() -> None:
     assert LocalWorld(2, 0).run(main) == [0, 0]
 
 
+class Notes(Block):
+    """Leaves on itself what it needs behind the pause."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.kept = (value.detach() > 0).float()
+        value = value + self.attend(self.norm(value))
+        fed: Tensor = self.down(torch.relu(self.up(value)))
+        return value + self.kept * fed
+
+
+class Reads(Block):
+    """Has hooks on older tensors, their views, and named tuples of them."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        normed = self.norm(value)
+        value = value + self.attend(normed)
+        normed.register_hook(lambda gradient: gradient * 0.5)
+        largest = torch.stack(normed.sort(-1)[:1]).sum(0)
+        out: Tensor = self.down(torch.relu(self.up(value))) + normed.mT.mT + largest
+        return out
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("block", [Notes, Reads])
+def test_what_a_layer_keeps_and_says_elsewhere_is_its_own(
+    block: type[nn.Module], recompute: str
+) -> None:
+    def model() -> axrt.PipelineModule:
+        made: axrt.PipelineModule = model_of(block)
+        return made
+
+    found = trained(
+        *(model, few_sentences, 2, 2),
+        schedule={"policy": "zb-h2"},
+        memory={"recompute": recompute},
+        factory=momentum,
+        join=together,
+    )
+    assert_close(found, train_in_plain_torch(model(), few_sentences, 2, momentum))
+
+
+def test_a_layer_sees_the_variables_of_its_caller() -> None:
+    factor = ContextVar("factor", default=1.0)
+    factor.set(3.0)
+    piece = next(pieces_of(lambda value: value * factor.get()))
+    assert piece(2.0) == 6.0
+
+
+class OnlyBiases(Block):
+    """Nothing before a row wants a gradient, and its bias is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name in ("out.bias", "down.bias"))
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+def test_biases_of_rows_are_trained_alone(policy: str) -> None:
+    def model() -> axrt.PipelineModule:
+        made: axrt.PipelineModule = model_of(OnlyBiases)
+        embedding = axrt.LayerSpec(Frozen, VOCAB, WIDTH)
+        return axrt.PipelineModule([embedding, *made.layers[1:]], of_predicted, tensor=CUTS)
+
+    found = trained(
+        *(model, few_sentences, 1, 2),
+        schedule={"policy": policy},
+        factory=momentum,
+        join=together,
+    )
+    assert_close(found, train_in_plain_torch(model(), few_sentences, 2, momentum))
+
+
+class Frozen(nn.Embedding):
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows, width)
+        self.weight.requires_grad_(False)
+
+
 # Models that nobody here wrote.
 LIKE_THEIRS = {
     "hidden_size": WIDTH,
@@ -308,6 +389,22 @@ class Checkpointed(Block):
         return made
 
 
+class WithoutGradient(Block):
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            attended = self.attend(value)
+        fed: Tensor = self.down(torch.relu(self.up(value + attended)))
+        return fed
+
+
+class InFloat32(Block):
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = value + self.attend(value)
+        fed: Tensor = self.down(torch.relu(self.up(value)))
+        return fed
+
+
 class Counts(Block):
     def __init__(self) -> None:
         super().__init__()
@@ -325,8 +422,10 @@ class Counts(Block):
         (Twice, "has run at least 3 matrices that are cut by 'row'; expected each of the 2"),
         (Skips, "has run 1 matrices that are cut by 'row'; expected each of the 2"),
         (InPlace, "changes a tensor in place that the layer has made before"),
-        (Hidden, "to an autograd.Function behind that"),
-        (Checkpointed, "ran outside the forward of its layer"),
+        (Hidden, "do not see, such as an autograd.Function"),
+        (WithoutGradient, "within a context of the layer's own, such as torch.no_grad"),
+        (InFloat32, "within a context of the layer's own"),
+        (Checkpointed, "within a context of the layer's own"),
         (Counts, "changes buffers"),
     ],
 )
