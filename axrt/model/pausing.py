@@ -29,8 +29,6 @@ from axrt.errors import ConfigError, ModelError
 
 from .joints import Gathered, Sum
 
-# Set on a matrix that is cut by rows: its bias, which the first member alone has, is trained.
-TRAINED_BIAS = "_axrt_trained_bias"
 JOINTS_OF_A_ROW = 2  # addends are added up for each member's tokens, and these put together
 
 
@@ -107,9 +105,6 @@ def _put_together(rows: nn.Module, given: tuple[Any, ...], addends: Tensor) -> A
             "where its addends reach no other member; expected memory.recompute in place of "
             "torch.utils.checkpoint, and no call of a layer from elsewhere"
         )
-    if torch.is_grad_enabled() and getattr(rows, TRAINED_BIAS, False):
-        # Members without the bias must want the gradient as the first one does.
-        addends = addends if addends.requires_grad else addends.detach().requires_grad_()
     return loop.switch(Gathered(loop.switch(Sum(addends))))
 
 

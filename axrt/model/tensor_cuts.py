@@ -8,7 +8,7 @@
 # begins from does not depend on the number of members.
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from axrt.errors import ModelError
 
 from .joints import Team
-from .pausing import TRAINED_BIAS
 from .tensor_plan import ROW, Plan, blocks_of, cuts_in, divided_in
 
 
@@ -107,8 +106,16 @@ class TensorCuts:
             mine = _parameter(part.of(parameter), parameter) if part.is_here else None
             module.register_parameter(name, mine)
         module.out_features, module.in_features = module.weight.shape
-        if way == ROW:
-            setattr(module, TRAINED_BIAS, is_trained)
+        if is_trained and module.bias is None:
+            module.register_forward_hook(_wanting_gradient)
+
+
+def _wanting_gradient(rows: nn.Module, given: tuple[Any, ...], addends: Tensor) -> Tensor:
+    """Addends that want a gradient as those of the first member do, which has a bias to train: all
+    members come to a joint with the same."""
+    if addends.requires_grad or not torch.is_grad_enabled():
+        return addends
+    return addends.detach().requires_grad_()
 
 
 def _parameter(part: Tensor, of: nn.Parameter) -> nn.Parameter:
