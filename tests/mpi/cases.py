@@ -53,6 +53,7 @@ from tests.engine.reference import (
 )
 from tests.engine.test_forward_pieces import planted as in_pieces
 from tests.engine.test_loss_module import model as scored
+from tests.engine.test_pausing import model_of as as_they_are
 from tests.engine.test_tensor import few_sentences, sentences
 from tests.engine.test_tensor import language as of_teams
 from tests.engine.test_ties import batches as tied_batches
@@ -732,6 +733,28 @@ def case_teams_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None
             train_on_a_rank(MpiTransport(comm), of_teams(), batches, STEPS, config)
         )
         assert there == here, (tensor, data, policy)
+
+
+def case_layers_as_they_are_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
+    """Their forwards pause; where there are replicas, copies share out what they step."""
+    if comm.size % 2:
+        return
+    for data in sorted({1, comm.size // 2}):
+        layout, batches = {"tensor": 2, "data": data}, sentences if data > 1 else few_sentences
+        config = configured(
+            4,
+            parallel=layout,
+            schedule={"policy": "zb-h1", "microbatches": 4},
+            memory={"zero": int(data > 1)},
+        )
+        alone = lambda: LocalWorld(comm.size).run(  # noqa: E731
+            lambda t: train_on_a_rank(t, as_they_are(), batches, STEPS, config)  # noqa: B023
+        )
+        here = of_one_rank(comm, alone)
+        there = comm.allgather(
+            train_on_a_rank(MpiTransport(comm), as_they_are(), batches, STEPS, config)
+        )
+        assert there == here, data
 
 
 class Slowly(torch.nn.Module):
