@@ -319,11 +319,6 @@ class Job(Numbering):
         of its replica."""
         return StageCopy(pipe - pipe % (self.placement.pipes * self.team), 0)
 
-    @property
-    def most_pieces(self) -> int:
-        """The largest number of pieces into which joints cut a forward or backward."""
-        return 1 + max((max(of) for of in self.joints.values()), default=0)
-
     def joints_of(self, stage: int) -> StageJoints:
         """The joints of a stage."""
         return self.joints.get(stage, NO_JOINTS)

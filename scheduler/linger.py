@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 from .rank_state import RankState
 from .rules import OnDevice, Queue
-from .task import AnyKind, Task
+from .task import AnyKind, Kind, Task
 
 # As long as the task itself would be in the way: a wait in vain then costs at most what starting
 # too early would have. Shorter shares lose a step's end on machines whose messages are late.
 LINGER = 1.0
+WITH_JOINTS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT)  # kinds that wait for slices
 
 
 # Anticipation is the brain's, and its caller passes the time. The transport of the tests has no
@@ -27,8 +28,8 @@ class Linger:
     Args:
         share: longest wait, as a share of the duration of the weight gradient; 0: nobody waits.
         at_joint: longest wait for slices, where other work does not fill that time
-            (`Job.fills`); None: as long as a task of the stage with most joints, as `took` was
-            told of its pieces.
+            (`Job.fills`); None: as long as the longest task with joints, by what `took` was told
+            of its pieces.
     Attributes:
         until: time at which the rank stops waiting; None where it does not wait.
     """
@@ -79,7 +80,15 @@ class Linger:
     def _longest_at_joint(self, state: RankState) -> float:
         if self._at_joint is not None:
             return self._at_joint
-        return state.job.most_pieces * max(self._took.values(), default=0.0)
+        job = state.job
+        return max(
+            (
+                took * (1 + max(job.joints_of(stage)))
+                for (kind, stage), took in self._took.items()
+                if kind in WITH_JOINTS
+            ),
+            default=0.0,
+        )
 
     def _waits(self, now: float, longest: float) -> bool:
         if self.until is None:

@@ -82,7 +82,11 @@ def save_shards(
     first pipe's write. One layer at a time comes together. Arguments and results are those of
     `save_layers`."""
     weights = {
-        place: {name: _Weight(live, _in_pieces(live)) for name, live in of_layer.items()}
+        place: {
+            name: _Weight(live, _in_pieces(live))
+            for name, live in of_layer.items()
+            if shards.writes(model.stage_of(place)) or name in model.parts
+        }
         for place, of_layer in all_weights(model).items()
         if shards.is_of_writers_team(model.stage_of(place))
     }

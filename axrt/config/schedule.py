@@ -63,7 +63,7 @@ class Schedule(Section):
         "auto",
         "where a team holds a stage, what a rank does while a backward or forward waits for slices "
         "of other members: 'always' = pieces of other tasks, 'never' = it waits for a while; "
-        "'auto' = what is faster in a simulation in which all pieces take equally long",
+        "'auto' = what is faster in a simulation of some microbatches, all pieces alike",
         choices=("auto", "always", "never"),
     )
     max_held: int = key(

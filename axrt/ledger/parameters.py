@@ -196,7 +196,7 @@ class StageParameters:
     def _found(self, bucket: _Bucket, shard: int) -> BucketBytes:
         spec, narrow, cut, near, groups, _ = bucket
         types, in_scratch = self._types, self._job.offloads_weights
-        cut = cut and cut._replace(pipe=shard * cut.step, shift=0)
+        cut = cut and cut._replace(pipe=shard * cut.stride, shift=0)
         parameters = [parameter for _, parameter in spec.named]
         masters = Masters(parameters, narrow, META, cut, types.weights, in_scratch=in_scratch)
         in_float32 = self._config.precision.gradients == "float32"
@@ -232,8 +232,8 @@ def _pipes_apart(cuts: Iterable[Cut | None]) -> Iterator[int]:
         if cut is None:
             continue
         for place in range(cut.shards) if cut.whole else (-cut.shift, -1 - cut.shift):
-            first = place % cut.shards * cut.step
-            yield from range(first, first + cut.step)
+            first = place % cut.shards * cut.stride
+            yield from range(first, first + cut.stride)
 
 
 def _like(cut: Cut, shard: int) -> int:

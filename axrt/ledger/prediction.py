@@ -140,7 +140,7 @@ class Predictor:
                 (job.pipe_of(replica, rank, of, member), of) for of in job.placement.stages_of(rank)
             ]
             mine = [held_by[of].of_pipe(pipe) for pipe, of in stage_copies]
-            key = (rank, *(pipe == 0 for pipe, _ in stage_copies if saves), *map(id, mine))
+            key = (rank, *(pipe < job.team for pipe, _ in stage_copies if saves), *map(id, mine))
             if key not in alike:
                 alike[key] = made(rank, stage_copies, mine)
             return alike[key]

@@ -10,9 +10,10 @@ def snapshot_bytes(stage: StageBytes, config: Config, job: Job, pipe: int) -> in
     """Bytes on the host for what a rank copies of a stage, scalars of the optimizer apart.
 
     Args:
-        pipe: pipe that the copy belongs to. The first one's is saved; of shards, each has a part.
+        pipe: pipe that the copy belongs to. The first one's is saved, and what its team has cut; of
+            shards, each has a part.
     """
-    saves = pipe == 0
+    saves = pipe < job.team
     if not (saves or job.shards):
         return 0
     if job.shards:

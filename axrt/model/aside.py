@@ -25,6 +25,7 @@ from .inlet import Inflow, Inlet
 from .segment import edge_of
 
 _VIEWS = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are functions of a tensor
+_IN_PLACE = ("__set__", "detach_", "set_", "resize_")  # they change it without a new version
 # What is said to a tensor, and must reach the very one.
 _OF_TENSORS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 
@@ -66,17 +67,18 @@ class Aside(TorchFunctionMode):
         """
         name = getattr(func, "__name__", "")
         if name == "__get__":
-            name = func.__self__.__name__  # type: ignore[attr-defined]
+            name = getattr(func.__self__, "__name__", "")  # type: ignore[attr-defined]
             is_of_tensor = name not in _VIEWS
         else:
             is_of_tensor = name in _OF_TENSORS
         if is_of_tensor or not torch.is_grad_enabled():
             return func(*args, **(kwargs or {}))
         inside = [self.through(one) for one in args]
-        named = {name: self.through(one) for name, one in (kwargs or {}).items()}
+        named = {key: self.through(one) for key, one in (kwargs or {}).items()}
         versions = [(tensor, tensor._version) for tensor, _ in self._entered.values()]
         made = func(*inside, **named)
-        if any(tensor._version != version for tensor, version in versions):
+        is_other = name in _IN_PLACE and inside[0] is not args[0]
+        if is_other or any(tensor._version != version for tensor, version in versions):
             raise ModelError(
                 f"{name} changes a tensor in place that the layer has made before members "
                 "of its team exchanged slices; expected a function that makes a new one"

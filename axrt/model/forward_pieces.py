@@ -38,7 +38,7 @@ class ForwardPieces:
 
     def __init__(self, runs: LayerRuns, inlet: Inlet, team: Team) -> None:
         self._runs, self._inlet, self._team = runs, inlet, team
-        self._is_apart = False  # known when a microbatch has run
+        self._are_apart: set[tuple[int, int]] = set()  # layers of which a microbatch has run
 
     def kept(
         self,
@@ -61,7 +61,7 @@ class ForwardPieces:
         Returns:
             What travels on.
         """
-        inflow, (first, end) = Inflow(), part
+        inflow, (first, end), before = Inflow(), part, len(segments)
         aside = self._aside()
         pieces = self._runs.run_by_piece(number, self._inlet.through(inputs, inflow), first, end)
         given: Any = None
@@ -77,7 +77,7 @@ class ForwardPieces:
                         first, inflow, edges, of_loss, goes_on=goes_on, aside=aside and aside.end()
                     )
                 )
-                self._check_apart(segments)
+                self._check_apart(part, segments[before:])
                 return out
             if self._team.size == 1:
                 yield None
@@ -93,21 +93,23 @@ class ForwardPieces:
             del made, joint, came  # and what they hold, beside what was joined
 
     def _aside(self) -> Aside | None:
-        return Aside(self._inlet) if self._runs.pause else None
+        return Aside(self._inlet) if self._runs.has_pauses else None
 
-    def _check_apart(self, segments: Sequence[Segment]) -> None:
-        """Check in the first microbatch that nothing passes a joint without an inlet.
+    def _check_apart(self, part: tuple[int, int], segments: Sequence[Segment]) -> None:
+        """Check in the first microbatch that nothing passes a joint of some layers without an
+        inlet.
 
         Raises:
             ModelError: something does.
         """
-        if self._is_apart or not self._runs.pause:
+        if part in self._are_apart or not self._runs.has_pauses:
             return
+        self._are_apart.add(part)
         graphs = [(place, segment.roots) for place, segment in enumerate(segments, 1)]
-        self._is_apart = are_apart(graphs, {})
-        if not self._is_apart:
+        if not are_apart(graphs, {}):
+            first, end = (self._runs.first_layer + place for place in part)
             raise ModelError(
-                f"a layer from layer {self._runs.first_layer} on hands a tensor that it has made "
+                f"one of layers {first} to {end - 1} hands a tensor that it has made "
                 "before members of its team exchange slices to something behind that which "
                 "torch's function modes do not see, such as an autograd.Function, torch.func or "
                 "views of a tensor that was changed in place; expected to hand it over as the "

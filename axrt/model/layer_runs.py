@@ -63,7 +63,7 @@ class LayerRuns:
         loss_fn: loss function on the last stage; None elsewhere.
     Attributes:
         first_layer: the same.
-        pause: True if some layer's forward pauses where members of a team exchange slices.
+        has_pauses: True if some layer's forward pauses where members of a team exchange slices.
     """
 
     def __init__(
@@ -88,11 +88,15 @@ class LayerRuns:
         self._ways = [
             settings.of_team.way_of(place, layer) for place, layer in enumerate(layers, first_layer)
         ]
-        self.pause = Way.PAUSES in self._ways
+        self.has_pauses = Way.PAUSES in self._ways
+        self._rows = [
+            settings.of_team.cut_by_rows(place, layer) if self._team.size > 1 else []
+            for place, layer in enumerate(layers, first_layer)
+        ]
         self._behind_rows = [
-            pausing_behind(rows)
-            for place, (layer, way) in enumerate(zip(layers, self._ways, strict=True), first_layer)
-            for rows in (settings.of_team.cut_by_rows(place, layer) if way is Way.PAUSES else ())
+            pausing_behind(one)
+            for rows, way in zip(self._rows, self._ways, strict=True)
+            for one in (rows if way is Way.PAUSES else ())
         ]
         # The index of a member that draws for itself, of each layer.
         alike = (Way.WHOLE, Way.PAUSES)
@@ -201,7 +205,7 @@ class LayerRuns:
         at, layer, sums = self.first_layer + place, self._layers[place], 0
         if at:
             value = yield gathered(value)
-        buffers, rows = self._buffers.before(place), self._of_team.rows_in(at, layer)
+        buffers, rows = self._buffers.before(place), len(self._rows[place])
         pieces = self._pieces_of(number, value, place, pieces_of(layer))
         given: Any = None
         while sums <= rows:
@@ -243,7 +247,7 @@ class LayerRuns:
                 break
             sums += sums_in(made)
             given = yield made
-        rows = self._of_team.rows_in(at, layer)
+        rows = len(self._rows[place])
         if sums > rows or (rows and not sums):
             raise ModelError(
                 f"layer {at} ({type(layer).__name__}) has {sums} axrt.Sum "

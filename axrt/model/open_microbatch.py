@@ -37,7 +37,7 @@ class OpenMicrobatch:
     # gradients of the last segment's outputs, once a backward in pieces has begun
     gradients: Gradients = ()
     # gradients that wait for the segments of which later ones have read aside from a joint
-    aside: list[Root] = field(default_factory=list)
+    waiting_roots: list[Root] = field(default_factory=list)
     # the rest of a forward in pieces, between two of them
     going_on: Generator[Joint | None, Any, Any] | None = None
     # what autograd has saved of it, where that may leave the device
@@ -54,11 +54,11 @@ class OpenMicrobatch:
         joint."""
         if segment.aside is None:
             return segment.backward(given)
-        since = segment.aside.since
-        mine = [root for root in self.aside if root.edge.node._sequence_nr() >= since]
-        self.aside = [root for root in self.aside if root.edge.node._sequence_nr() < since]
+        since, waiting = segment.aside.since, self.waiting_roots
+        mine = [root for root in waiting if root.edge.node._sequence_nr() >= since]
+        earlier = [root for root in waiting if root.edge.node._sequence_nr() < since]
         found = segment.backward(given, mine)
-        self.aside += segment.aside.roots()
+        self.waiting_roots = earlier + segment.aside.roots()
         return found
 
     def backward_piece(self, gradients: Gradients, came: Came | None = None) -> Gradients:

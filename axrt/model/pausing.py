@@ -18,6 +18,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from copy import copy
 from importlib.util import find_spec
 from typing import Any
 
@@ -53,6 +54,7 @@ def pieces_of(layer: Callable[[Any], Any]) -> Iterator[Callable[[Any], Any]]:
 
     running = greenlet(layer)
     running.gr_context = copy_context()  # the values that the caller sees
+    running.pauses = True  # type: ignore[attr-defined]  # others are the program's own
 
     def piece(value: Any) -> Any:
         before = _modes()
@@ -98,7 +100,8 @@ def pausing_behind(rows: nn.Module) -> RemovableHandle:
 def _put_together(rows: nn.Module, given: tuple[Any, ...], addends: Tensor) -> Any:
     from greenlet import getcurrent
 
-    loop = getcurrent().parent
+    here = getcurrent()
+    loop = here.parent if getattr(here, "pauses", False) else None
     if loop is None:
         raise ModelError(
             f"a {type(rows).__name__} that is cut by rows ran outside the forward of its layer, "
@@ -108,12 +111,20 @@ def _put_together(rows: nn.Module, given: tuple[Any, ...], addends: Tensor) -> A
     return loop.switch(Gathered(loop.switch(Sum(addends))))
 
 
+def _kept(name: str, value: Any) -> Any:
+    is_own = type(value) in (dict, list, set) and name not in _OF_TORCH
+    return copy(value) if is_own else value
+
+
+_OF_TORCH = vars(nn.Module())  # attributes of every module: weights, buffers and hooks
+
+
 @contextmanager
 def attributes_kept(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Context in which layers run while others of their forwards have paused, which find what they
     have set on their modules as they left it."""
     modules = [module for layer in layers for module in layer.modules()]
-    before = [dict(vars(module)) for module in modules]
+    before = [{name: _kept(name, one) for name, one in vars(module).items()} for module in modules]
     try:
         yield
     finally:

@@ -32,19 +32,20 @@ class Segment(NamedTuple):
     goes_on: bool = False  # its backward is in one piece with that of the segment behind it
     aside: "Aside | None" = None  # what has come in aside from a joint; None: nothing may
 
-    def backward(self, given: Gradients, also: "Sequence[Root]" = ()) -> Gradients:
+    def backward(self, given: Gradients, inner_roots: "Sequence[Root]" = ()) -> Gradients:
         """The gradients of its inputs, from those of its outputs.
 
         Args:
-            also: where gradients begin within it, of what it has passed on aside from a joint.
+            inner_roots: where gradients begin within it, of what it has passed on aside from a
+                joint.
         """
         inflow, edges, of_loss = self.inflow, self.roots, self.of_loss
         given = given if of_loss is None else of_loss
-        if len(given) == len(edges) == 1 and not also:  # as nearly always
+        if len(given) == len(edges) == 1 and not inner_roots:  # as nearly always
             if given[0] is not None:
                 _walk((edges[0],), (given[0],))
             return inflow.gradients
-        pairs = [*zip(edges, given, strict=True), *also]
+        pairs = [*zip(edges, given, strict=True), *inner_roots]
         some = [(root, gradient) for root, gradient in pairs if gradient is not None]
         if some:
             _walk(tuple([root for root, _ in some]), tuple([gradient for _, gradient in some]))

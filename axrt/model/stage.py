@@ -234,7 +234,7 @@ class Stage:
         inputs, target, buffers = microbatch.given
         microbatch.given = None
         layers = self._recomputed_layers
-        kept = attributes_kept(layers) if self._runs.pause else nullcontext()
+        kept = attributes_kept(layers) if self._runs.has_pauses else nullcontext()
         with kept, buffers_in_place_of(zip(layers, buffers, strict=True)):
             end = self.recomputed
             if self._team.size == 1:

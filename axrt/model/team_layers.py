@@ -90,12 +90,8 @@ class TeamLayers:
         named = layer.named_modules(prefix=str(place))
         return [way for path, _ in named for _, way in cuts_in(self.plan, path)]
 
-    def rows_in(self, place: int, layer: nn.Module) -> int:
-        """The number of matrices of a layer that are cut by rows, whose addends a `Sum` has."""
-        return self._cuts(place, layer).count(ROW)
-
     def cut_by_rows(self, place: int, layer: nn.Module) -> list[nn.Module]:
-        """These matrices."""
+        """The matrices of a layer that are cut by rows, whose addends a `Sum` has."""
         return [
             module
             for path, module in layer.named_modules(prefix=str(place))
@@ -150,7 +146,7 @@ class TeamLayers:
         if way is Way.PAUSES:
             module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
             assert isinstance(module, nn.Module)
-            return before + JOINTS_OF_A_ROW * self.rows_in(place, module)
+            return before + JOINTS_OF_A_ROW * len(self.cut_by_rows(place, module))
         return before
 
     def own(self, value: Any) -> Any:

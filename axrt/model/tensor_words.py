@@ -1,6 +1,7 @@
 """How members of a team cut a model, in the words of torch and of transformers."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
 
@@ -43,15 +44,16 @@ def plan_of(layers: Sequence[Layer]) -> dict[str, str]:
     configuration.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or layers bring different ones.
     """
-    found = {
-        f"*.{name.partition('.*.')[2]}": way
-        for layer in layers
-        for plan in _plans_in(layer)
-        for name, way in plan.items()
-        if ".*." in name
-    }
+    found: dict[str, str] = {}
+    for layer in layers:
+        for name, way in _plans_in(layer):
+            if found.setdefault(name, way) != way:
+                raise ConfigError(
+                    f"tensor = 'auto': {name} is {found[name]!r} in the plan of one layer and "
+                    f"{way!r} in that of another; expected layers of one model, or a dict of words"
+                )
     if not found:
         raise ConfigError(
             "tensor = 'auto', and no layer is of a transformers model whose configuration has a "
@@ -60,9 +62,15 @@ def plan_of(layers: Sequence[Layer]) -> dict[str, str]:
     return in_our_words(found)
 
 
-def _plans_in(layer: Layer) -> Iterator[Mapping[str, str]]:
+def _plans_in(layer: Layer) -> Iterator[tuple[str, str]]:
+    """The words for what a layer has, each with a pattern of names."""
     module: Any = without_memory(layer) if isinstance(layer, LayerSpec) else layer
-    for one in module.modules() if isinstance(module, nn.Module) else ():
+    if not isinstance(module, nn.Module):
+        return
+    names = [f".{name}" for name, _ in module.named_modules()]
+    for one in module.modules():
         plan = getattr(getattr(one, "config", None), "base_model_tp_plan", None)
-        if isinstance(plan, Mapping):
-            yield plan
+        for name, way in plan.items() if isinstance(plan, Mapping) else ():
+            pattern = f"*.{name.partition('.*.')[2]}"
+            if any(fnmatchcase(have, pattern) for have in names):
+                yield pattern, way

@@ -65,7 +65,7 @@ def with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     usual = 0 if of.zero else usual_group(mesh.data, job.ranks)
     group = config.parallel.group or usual
     group = 0 if group == 1 or job.by_library else group
-    job = replace(job, replicas=mesh.data, fills=_fills(job, config.schedule.fill))
+    job = replace(job, replicas=mesh.data, fills=_settled_fill(job, config.schedule.fill))
     if config.schedule.share:
         job = _sharing(job, config)
         group = 0 if job.in_tree else group
@@ -77,7 +77,7 @@ def with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     return job
 
 
-def _fills(job: Job, fill: str) -> bool:
+def _settled_fill(job: Job, fill: str) -> bool:
     return fills(job) if fill == "auto" else fill == "always"
 
 

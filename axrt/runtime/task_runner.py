@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from axrt.observe.observer import Audience
-from axrt.scheduler.linger import LINGER, Linger
+from axrt.scheduler.linger import LINGER, WITH_JOINTS, Linger
 from axrt.scheduler.message import Message
 from axrt.scheduler.rules import OnDevice, Queue
 from axrt.scheduler.task import Task
@@ -157,7 +157,7 @@ class TaskRunner:
         for tell in self._audience.finished:
             tell(task, began_s, ended_s)
         state = session.state
-        if not state.job.fills and task.kind not in state.may_be_early:
+        if not state.job.fills and task.kind in WITH_JOINTS:
             self.linger.took(task, ended_s - began_s)  # how long a wait for slices is worth
         for message in state.finish(task):
             self._post.post(session, message, made(message))

@@ -46,12 +46,12 @@ class Cut(NamedTuple):
     has_residencies: bool = False  # True if weights are whole for residencies alone (ZeRO stage 3)
     # pipes from one copy to the next: of weights that a team has cut only those of one member are
     # copies
-    step: int = 1
+    stride: int = 1
 
     def shard_of(self, pipe: int) -> int:
         """The index of the shard that a pipe's copy steps. Several layers of a pipe, which have
         tied weights, step the same one."""
-        return (pipe // self.step + self.shift) % self.shards
+        return (pipe // self.stride + self.shift) % self.shards
 
     @property
     def mine(self) -> int:
@@ -93,5 +93,5 @@ def cut_of(config: Config, job: Job, pipe: int, copies: Copies) -> Cut | None:
         return None
     clips, zero = config.optimizer.clip > 0, config.memory.zero
     shift = copies[0].stage + copies[0].bucket
-    step = job.pipes // len({copy.pipe for copy in copies})
-    return Cut(job.pipes_a_group // step, pipe, shift, clips, zero > 1, zero > 2, step)
+    stride = job.pipes // len({copy.pipe for copy in copies})
+    return Cut(job.pipes_a_group // stride, pipe, shift, clips, zero > 1, zero > 2, stride)

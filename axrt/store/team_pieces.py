@@ -35,15 +35,14 @@ def wholes_of_member(
 def wholes_of_teams(
     shapes: dict[str, torch.Size], of_pipes: OfPipes, cut: Parts
 ) -> dict[str, WholeParameter]:
-    """The parameters that no member has whole, and all others, by name; see
-    `wholes_of_member`."""
+    """All parameters whole, those that members have cut put together; see `wholes_of_member`."""
     found = wholes_of_member(shapes, of_pipes, cut, 0)
     for name in found.keys() & cut.keys():
         part = cut[name]
         only = [[piece for piece in of if piece[0] == name] for of in of_pipes]
         of_members = [
             of[name]
-            for member in range(part.team.size)
+            for member in range(part.team.size)  # some are with the first one alone
             if (of := wholes_of_member(shapes, only, cut, member))
         ]
         found[name] = _together(part, of_members)

@@ -9,20 +9,21 @@ from dataclasses import replace
 
 from ..job import Job
 from ..numbering import StageJoints
+from ..policies import Fixed
 from ..simulation.costs import Costs, Work
 from ..simulation.simulator import simulate
 
 _SLICES = 0.5  # duration of an exchange, in pieces
 _JOINTS = 7  # of a task, at most: a block of attention has four, and its table has seven
-_LARGEST = 10_000  # pieces of a step, which take about two seconds to simulate
+_LARGEST = 5_000  # pieces of a step, which take about a second to simulate
 
 
 def fills(job: Job) -> bool:
     """True if a step is faster where other work fills the time, or where both are equal.
 
     Args:
-        job: a job; where no stage has joints, or a step is too large to find out in a few seconds,
-            the answer is True.
+        job: a job; where no stage has joints, the answer is True. Of a large step the first
+            microbatches are simulated.
     """
     if not job.joints:
         return True
@@ -30,11 +31,22 @@ def fills(job: Job) -> bool:
         stage: StageJoints(min(of.forward, _JOINTS), min(of.back, _JOINTS))
         for stage, of in job.joints.items()
     }
-    small = replace(job.alone(), team=2, joints=joints)
     # A piece takes 1, and each half of a backward as long as a forward.
-    takes = [1 + small.joints_of(stage).forward for stage in range(job.stages)]
-    if 3 * sum(takes) * small.microbatches * small.team > _LARGEST:
-        return True
+    takes = [1 + (joints[stage].forward if stage in joints else 0) for stage in range(job.stages)]
+    small = replace(job.alone(), team=2, joints=joints, microbatches=_some(job, sum(takes)))
     costs = Costs(tuple(Work(one, one, one) for one in takes), exchange=_SLICES)
     always, never = (simulate(replace(small, fills=way), costs).makespan for way in (True, False))
     return always <= never
+
+
+def _some(job: Job, pieces: int) -> int:
+    """As many microbatches as can be simulated soon; all of them along an order, which names each.
+
+    Args:
+        pieces: number of pieces of a forward, over all stages.
+    """
+    if isinstance(job.policy, Fixed):
+        return job.microbatches
+    pipes = job.placement.pipes
+    most = max(1, _LARGEST // (3 * 2 * pieces) // pipes) * pipes
+    return min(job.microbatches, most)

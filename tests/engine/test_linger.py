@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import axrt
+from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER, Linger
+from axrt.scheduler.numbering import StageJoints
+from axrt.scheduler.placement import Linear
+from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.rules import Queue
 from axrt.scheduler.task import Kind, Task
@@ -133,3 +137,15 @@ def test_a_weight_gradient_that_was_held_up_once_does_not_make_the_rank_wait_as_
     for seconds in (1.0, 50.0):
         linger.took(task, seconds)
     assert linger._usual(task) == 2.0
+
+
+def test_a_wait_for_slices_is_as_long_as_a_task_with_joints() -> None:
+    """However long other work takes."""
+    job = Job(
+        Linear(2), policy_by_name("1f1b"), 2, team=2, joints={1: StageJoints(3, 2)}, fills=False
+    )
+    linger, state = Linger(), RankState(job, 0)
+    assert linger._longest_at_joint(state) == 0.0
+    for task, seconds in ((Task(Kind.FORWARD, 1, 0), 0.5), (Task(Kind.STEP, 1, 0), 50.0)):
+        linger.took(task, seconds)
+    assert linger._longest_at_joint(state) == 2.0

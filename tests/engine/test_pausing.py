@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import axrt
 from axrt.errors import ConfigError, ModelError
 from axrt.model.deferral import Deferral
-from axrt.model.pausing import pieces_of
+from axrt.model.pausing import pausing_behind, pieces_of
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Meaning
 from axrt.transport.local import LocalWorld
@@ -206,7 +207,7 @@ def test_an_evaluation_pauses_too() -> None:
     assert LocalWorld(2, 0).run(main(2)) == pytest.approx([alone] * 2, rel=1e-6)
 
 
-def test_a_layer_is_given_back_without_hooks() -> None:
+def test_a_layer_that_is_given_back_pauses_no_more() -> None:
     def main(transport: Any) -> int:
         config = configured(MICROBATCHES, parallel={"tensor": 2})
         with axrt.initialize(model_of(), config=config, transport=transport) as engine:
@@ -220,11 +221,16 @@ def test_a_layer_is_given_back_without_hooks() -> None:
 class Notes(Block):
     """Leaves on itself what it needs behind the pause."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: dict[str, Tensor] = {}
+
     def forward(self, value: Tensor) -> Tensor:
         self.kept = (value.detach() > 0).float()
+        self.noted["below"] = (value.detach() < 0).float()
         value = value + self.attend(self.norm(value))
         fed: Tensor = self.down(torch.relu(self.up(value)))
-        return value + self.kept * fed
+        return value + self.kept * fed - self.noted["below"]
 
 
 class Reads(Block):
@@ -376,6 +382,15 @@ class InPlace(Block):
         return fed
 
 
+class Replaced(Block):
+    def forward(self, value: Tensor) -> Tensor:
+        normed = self.norm(value)
+        attended = self.attend(normed)
+        normed.data = attended.data
+        fed: Tensor = self.down(torch.relu(self.up(normed)))
+        return fed
+
+
 class Own(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -434,6 +449,7 @@ class Counts(Block):
         (Twice, "has run at least 3 matrices that are cut by 'row'; expected each of the 2"),
         (Skips, "has run 1 matrices that are cut by 'row'; expected each of the 2"),
         (InPlace, "changes a tensor in place that the layer has made before"),
+        (Replaced, "changes a tensor in place that the layer has made before"),
         (Hidden, "do not see, such as an autograd.Function"),
         (WithoutGradient, "within a context of the layer's own, such as torch.no_grad"),
         (InFloat32, "within a context of the layer's own"),
@@ -441,9 +457,41 @@ class Counts(Block):
         (Counts, "changes buffers"),
     ],
 )
-def test_what_would_be_wrong_is_refused(block: type[nn.Module], text: str) -> None:
+@pytest.mark.parametrize("recompute", ["none", 2])
+def test_what_would_be_wrong_is_refused(
+    recompute: str | int, block: type[nn.Module], text: str
+) -> None:
+    memory = {"recompute": recompute}
     with pytest.raises(ModelError, match=text):
-        trained(lambda: model_of(block), few_sentences, 1, 2, join=together)
+        trained(lambda: model_of(block), few_sentences, 1, 2, join=together, memory=memory)
+
+
+def test_a_row_that_is_called_from_elsewhere_is_refused() -> None:
+    """Also in a program that has greenlets of its own."""
+    from greenlet import greenlet
+
+    row = nn.Linear(4, 4)
+    pausing_behind(row)
+    for call in (row, greenlet(row).switch):
+        with pytest.raises(ModelError, match="ran outside the forward of its layer"):
+            call(torch.ones(2, 4))
+
+
+def test_plans_of_two_models_that_differ_are_refused() -> None:
+    class Of(nn.Module):
+        def __init__(self, way: str) -> None:
+            super().__init__()
+            plan = {"layers.*.up": way, "layers.*.experts": "moe_tp_experts"}
+            self.config = SimpleNamespace(base_model_tp_plan=plan)
+            self.up = nn.Linear(2, 2)
+
+    def model(*ways: str) -> axrt.PipelineModule:
+        specs = [axrt.LayerSpec(Of, way) for way in ways]
+        return axrt.PipelineModule(specs, of_predicted, tensor="auto")
+
+    assert model("packed_colwise", "packed_colwise").tensor == {"*.up": "column:2"}
+    with pytest.raises(ConfigError, match=r"\*\.up is 'colwise' in the plan of one layer"):
+        model("colwise", "rowwise")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,12 @@ def test_replicas_larger_teams_and_more_joints_change_nothing() -> None:
     assert not filling.fills(replace(job, replicas=3, votes=True, slots=2))
 
 
-def test_what_has_no_joints_or_would_take_long_is_not_simulated(
+def test_of_a_large_step_the_first_microbatches_are_simulated() -> None:
+    assert not filling.fills(replace(with_joints("1f1b"), microbatches=1600))
+    assert filling.fills(replace(with_joints("zb-h2"), microbatches=1600))
+
+
+def test_what_has_no_joints_is_not_simulated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def never(*args: object) -> None:
@@ -36,4 +41,3 @@ def test_what_has_no_joints_or_would_take_long_is_not_simulated(
 
     monkeypatch.setattr(filling, "simulate", never)
     assert filling.fills(build_schedule("1f1b", 4, 16))
-    assert filling.fills(replace(with_joints("1f1b"), microbatches=160))

@@ -116,7 +116,7 @@ class World(Section):
     fill: str = key(
         "auto",
         "as schedule.fill, at joints of --joints: 'always' = other work runs while a task waits "
-        "for slices, 'never' = the rank waits, 'auto' = the faster of both",
+        "for slices, 'never' = the rank waits, 'auto' = the faster of both in this world",
         choices=("auto", "always", "never"),
     )
     also: tuple[str, ...] = key(
