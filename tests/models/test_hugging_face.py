@@ -20,6 +20,7 @@ from axrt.generation.loading import layers_of_rank
 from axrt.hugging_face.text_files import TextEnds
 
 from ..cli.test_train import TINY
+from ..mpi.mpirun import mpirun
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
@@ -109,6 +110,22 @@ def test_an_imported_model_has_their_logits_trains_on_and_is_exported_again(name
     check_same(logits_of("tuned", TOKENS), again(TOKENS).logits)
     for key in KEYS:
         assert getattr(again.config, key, None) == getattr(theirs.config, key, None), key
+
+
+@pytest.mark.long
+def test_an_imported_model_trains_on_two_stages_of_two_members() -> None:
+    saved(THEIRS["llama 3"])
+    assert axrt("import", "--hf", "theirs", "--out", "run").exit_code == 0
+    keys = (
+        *("checkpoint.resume=run", "run.out=tuned", "run.steps=4", "run.device=cpu"),
+        *("data.source=text.txt", "data.tokenizer=bytes", "data.held_out=0", "run.eval_every=0"),
+        *("schedule.microbatches=4", "optimizer.warmup_steps=0", "parallel.tensor=2"),
+    )
+    ended = mpirun(4, ["-m", "axrt", "train", "run/config.toml", *keys], cwd=Path.cwd())
+    assert ended.code == 0, ended.err
+    assert axrt("export", "tuned", "--hf", "back").exit_code == 0
+    again = transformers.AutoModelForCausalLM.from_pretrained("back").eval()
+    check_same(logits_of("tuned", TOKENS), again(TOKENS).logits)
 
 
 def test_files_in_parts_and_in_other_types_are_read_and_written(
