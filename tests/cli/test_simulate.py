@@ -893,3 +893,23 @@ def test_a_run_takes_no_keys_of_the_world() -> None:
     refused = simulate("--like", "nowhere", "world.slots=3")
     assert refused.exit_code == 2
     assert "--like takes no keys of [world]" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("policy", "exchange", "waits", "fills"),
+    [("1f1b", "0.1", 482.6, 629.9), ("zb-h2", "0.5", 530.5, 445.5)],
+)
+def test_a_rank_waits_at_joints_or_fills_that_time(
+    policy: str, exchange: str, waits: float, fills: float
+) -> None:
+    """As docs/tensor-parallelism.md has it; `auto` is the faster of both."""
+    found = {}
+    for fill in ("never", "always", "auto"):
+        result = simulate(
+            *("--tensor", "2", "--joints", "7", "--costs", "8,8,8", "--exchange", exchange),
+            *("--policy", policy, "--ranks", "4", "--microbatches", "16", "--json"),
+            f"world.fill={fill}",
+        )
+        assert result.exit_code == 0, result.output
+        found[fill] = json.loads(result.output)["makespan"]
+    assert found == pytest.approx({"never": waits, "always": fills, "auto": min(waits, fills)})

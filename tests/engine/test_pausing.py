@@ -15,8 +15,6 @@ import axrt
 from axrt.errors import ConfigError, ModelError
 from axrt.model.deferral import Deferral
 from axrt.model.pausing import pausing_behind, pieces_of
-from axrt.observe.observer import Observer
-from axrt.scheduler.message import Meaning
 from axrt.transport.local import LocalWorld
 
 from .reference import configured, momentum, plain_torch, train_in_plain_torch, train_on_a_rank
@@ -26,6 +24,7 @@ from .test_tensor import (
     VOCAB,
     WIDTH,
     Mlp,
+    Sent,
     assert_close,
     few_sentences,
     of_predicted,
@@ -164,17 +163,6 @@ def test_products_of_such_layers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Deferral, "note", counted)
     trained(model_of, few_sentences, 1, 2, schedule={"policy": "zb-h1"}, steps=1, join=together)
     assert noted[0] == 2 * MICROBATCHES * (2 * 5 + 1)
-
-
-class Sent(Observer):
-    """Counts elements of slices that a rank sends."""
-
-    def __init__(self) -> None:
-        self.elements = 0
-
-    def sent(self, rank: int, message: Any, payload: Any) -> None:
-        if getattr(message, "meaning", None) in (Meaning.SLICE, Meaning.SLICE_BACK):
-            self.elements += sum(tensor.numel() for tensor in payload)
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
