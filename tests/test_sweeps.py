@@ -114,7 +114,8 @@ def test_no_test_is_left_out_whole_but_some_that_take_long() -> None:
     """Each is the long or the real form of what the default run has: Slurm beside stand-ins, a
     storm beside single faults, a tutorial that is read, ways beside a few of them, a plan made anew
     beside one that is followed, an end that another one has for a hundredth of its price, layers
-    that a compiler really makes, the whole effort of a choice of plans."""
+    that a compiler really makes, the whole effort of a choice of plans, an imported model on teams
+    beside its layers on teams."""
     marked = {
         file.relative_to(TESTS).as_posix()
         for file in TESTS.rglob("test_*.py")
@@ -133,4 +134,5 @@ def test_no_test_is_left_out_whole_but_some_that_take_long() -> None:
         "mpi/test_failures.py",
         "mpi/test_runs.py",
         "mpi/test_commands.py",
+        "models/test_hugging_face.py",
     }
