@@ -30,7 +30,9 @@ if TYPE_CHECKING:
         PipelineModule,
         Sum,
         TiedLayerSpec,
+        cross_entropy,
         defer_weight_gradient,
+        masked_cross_entropy,
         seed_of,
     )
     from axrt.results import EvalResult, StepResult
@@ -57,9 +59,11 @@ __all__ = [
     "StepResult",
     "Sum",
     "TiedLayerSpec",
+    "cross_entropy",
     "defer_weight_gradient",
     "initialize",
     "load",
+    "masked_cross_entropy",
     "seed_of",
 ]
 

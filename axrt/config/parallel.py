@@ -16,6 +16,11 @@ class Parallel(Section):
         "members that hold each stage together (tensor parallelism); consecutive ranks are a team",
         least=1,
     )
+    gather_again: bool = key(
+        False,
+        "members of a team let go the tokens of others behind a layer that keeps them, and gather "
+        "them again for its backward: less memory, a quarter more to send",
+    )
     collectives: str = key(
         "parts",
         "what adds gradients of replicas up: 'parts' = messages, in one order of summation; "

@@ -123,6 +123,12 @@ def _of_teams(config: "Config") -> Iterator[str]:
             f"memory.zero = {memory.zero} with parallel.tensor = {tensor}, whose weights are not "
             "let go within a step yet; expected memory.zero = 2, or parallel.tensor = 1"
         )
+    if config.parallel.gather_again and memory.offload_activations:
+        yield (
+            "parallel.gather_again = true with memory.offload_activations = "
+            f"{memory.offload_activations}: both exchange the memory of what autograd saves; "
+            "expected one of them"
+        )
     for name, found, expected in rows:
         if found != expected:
             yield (

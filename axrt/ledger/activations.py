@@ -82,9 +82,11 @@ class Stashes:
             warnings.simplefilter("ignore")  # of fake tensors
             value, target = (_fake(part) for part in self._sample)
             for stage in range(job.stages):
-                key = self._key(job, stage, types, value)
+                again = config.parallel.gather_again
+                key = (*self._key(job, stage, types, value), again)
                 if key not in self._known:
-                    self._known[key] = self._run(job, stage, types, to, generator, value, target)
+                    settings = self._settings(job, generator, types, again)
+                    self._known[key] = self._run(job, stage, settings, to, value, target)
                 one, value = self._known[key]
                 found.append(one)
                 # a value that is known from before is of another mode, and of the same shapes
@@ -100,37 +102,37 @@ class Stashes:
             shapes(value),
         )
 
+    def _settings(
+        self, job: Job, generator: BorrowedGenerator, types: Types, again: bool
+    ) -> RunSettings:
+        of_team = self._of_team
+        return RunSettings(job, generator, types=types, of_team=of_team, gathers_again=again)
+
     def _run(
         self,
         job: Job,
         stage: int,
-        types: Types,
+        settings: RunSettings,
         to: Mapping[int, torch.dtype],
-        generator: BorrowedGenerator,
         value: Any,
         target: Any,
     ) -> tuple[StashBytes, Any]:
         """The sizes on a stage, and the value that it sends on."""
-        first, last = job.cuts[stage], stage == job.last_stage
+        first, last, types = job.cuts[stage], stage == job.last_stage, settings.types
         again = job.recomputed.get(stage, 0)
         layers = self._layers(range(first, job.cuts[stage + 1]), types, to)
-        sketch = _Sketch(
-            layers,
-            first,
-            self._loss_fn if last else None,
-            RunSettings(job, generator, types=types, of_team=self._of_team),
-            again,
-        )
+        sketch = _Sketch(layers, first, self._loss_fn if last else None, settings, again)
         weights = [*sketch.layers.parameters(), *sketch.layers.buffers()]
         products = _Products(sketch.layers)
         with _saved() as saved:
             out, slices = sketch.ran(value, target if last else None, self._of_team.team)
-            kept = _apart([*saved(), *sketch.open(0).kept_to_run_again()], weights)
+            kept = _apart([*saved(), *sketch.open(0).kept_beside()], weights)
             leaves = _apart(saved(), weights)
             if again:
                 products.forget_layers(sketch, again)
                 sketch.recompute(0)
-            afterwards = max(_apart(saved(), weights), products.num_bytes(weights))
+            graphs = _apart([*saved(), *sketch.open(0).kept_beside()], weights)
+            afterwards = max(graphs, products.num_bytes(weights))
         sketch.drop()
         kept = kept if again else afterwards
         sent = [] if last else flatten(out)[1]

@@ -7,6 +7,7 @@ from .joints import Gathered, Sum
 from .layers import LayerSpec, TiedLayerSpec
 from .module import PipelineModule
 from .seeds import seed_of
+from .vocabulary import cross_entropy, masked_cross_entropy
 
 __all__ = [
     "Gathered",
@@ -15,6 +16,8 @@ __all__ = [
     "PipelineModule",
     "Sum",
     "TiedLayerSpec",
+    "cross_entropy",
     "defer_weight_gradient",
+    "masked_cross_entropy",
     "seed_of",
 ]

@@ -1,7 +1,8 @@
 """A stage in evaluation mode: forwards without a graph, of which nothing is kept."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 import torch
@@ -9,9 +10,24 @@ from torch import Tensor
 
 from axrt.transport.payload import flatten, unflatten
 
-from .joints import Came, Joint
+from .joints import Came, Joint, tokens_of_all
 from .layer_runs import LayerRuns
 from .team_layers import TeamLayers
+from .vocabulary import CutLogits
+
+
+class Outputs(Enum):
+    """What a member of a team has of what the last layer returns."""
+
+    ALL = "all of it"
+    TOKENS = "its tokens"
+    LOGITS = "the logits of its part of the vocabulary"
+
+    def of_all(self, of_members: Sequence[Any]) -> Any:
+        """The outputs of a microbatch, from what each member has that has kept some."""
+        if self is Outputs.LOGITS:
+            return torch.cat(list(of_members), -1)
+        return tokens_of_all(of_members) if self is Outputs.TOKENS else of_members[0]
 
 
 class StageEvaluation:
@@ -23,7 +39,7 @@ class StageEvaluation:
         to_send: function that gives a tensor that may travel while weights leave; None: weights
             stay.
     Attributes:
-        outputs_are_whole: True if what the last stage returns has the tokens of all members.
+        outputs: what this member has of what the last stage returns.
     """
 
     def __init__(
@@ -31,7 +47,9 @@ class StageEvaluation:
     ) -> None:
         self._runs, self._team, self._to_send = runs, of_team.team, to_send
         self._open: dict[int, Generator[Joint, Any, Any]] = {}
-        self.outputs_are_whole = self._team.size == 1 or of_team.loss_is_whole
+        self.outputs = Outputs.TOKENS
+        if self._team.size == 1 or of_team.loss_is_whole:
+            self.outputs = Outputs.LOGITS if of_team.cuts_vocabulary else Outputs.ALL
 
     @torch.no_grad()
     def run(self, number: int, inputs: Any, target: Any) -> Any:
@@ -66,7 +84,7 @@ class StageEvaluation:
             return end.value
 
     def _by_piece(self, number: int, inputs: Any, target: Any) -> Generator[Joint, Any, Any]:
-        pieces = self._runs.run_by_piece(number, inputs, 0, len(self._runs))
+        pieces = self._runs.run_by_piece(number, inputs, target, 0, len(self._runs))
         given: Any = None
         while True:
             try:
@@ -77,6 +95,8 @@ class StageEvaluation:
 
     def _ended(self, outputs: Any, target: Any) -> Any:
         loss = self._runs.loss(outputs, target) if self._runs.has_loss else None
+        if isinstance(outputs, CutLogits):
+            outputs = outputs.logits
         if self._to_send is not None:  # while others may still be reading weights
             with suppress(TypeError):  # what cannot travel is read here alone
                 skeleton, tensors = flatten(outputs)

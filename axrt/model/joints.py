@@ -17,13 +17,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from axrt.errors import ModelError
 from axrt.transport.payload import flatten, unflatten
+
+if TYPE_CHECKING:
+    from .gather_again import GatheredAgain
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +264,17 @@ class Joint:
         ]
         return unflatten(self._skeleton, wanting)
 
-    def back(self) -> "BackJoint":
-        """What its backward needs; the tensors are not kept."""
+    def gathered(self, value: Any) -> list[Tensor]:
+        """The tensors that have been put together, of the payload that the next piece gets."""
+        pairs = zip(flatten(value)[1], self._moves, strict=True)
+        return [tensor for tensor, move in pairs if move is Move.GATHER]
+
+    def back(self, again: "GatheredAgain | None" = None) -> "BackJoint":
+        """What its backward needs; the tensors are not kept.
+
+        Args:
+            again: what the piece before it has let go; None: nothing.
+        """
         wanting = [
             (move, tensor)
             for move, tensor in zip(self._moves, self.tensors, strict=True)
@@ -271,7 +283,7 @@ class Joint:
         moves = [_BACK[move] for move, _ in wanting]
         likes = [torch.empty_like(tensor, device="meta") for _, tensor in wanting]
         device = self.tensors[0].device if self.tensors else torch.device("cpu")
-        return BackJoint(moves, likes, self._team, device)
+        return BackJoint(moves, likes, self._team, device, again)
 
 
 # A gradient of tokens of its own is what a sum gives back, so they are put together, and so on.
@@ -285,12 +297,19 @@ class BackJoint:
         moves: what becomes of each gradient.
         likes: what was sent, without memory.
         device: device that it was on.
+        again: what is gathered again with them; None: nothing.
     """
 
     def __init__(
-        self, moves: Sequence[Move], likes: Sequence[Tensor], team: Team, device: torch.device
+        self,
+        moves: Sequence[Move],
+        likes: Sequence[Tensor],
+        team: Team,
+        device: torch.device,
+        again: "GatheredAgain | None",
     ) -> None:
         self._moves, self._likes, self._team, self._device = moves, likes, team, device
+        self._again = again
 
     def made(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients of what has come, zeros where none flowed back."""
@@ -308,11 +327,19 @@ class BackJoint:
 
     def outgoing(self, gradients: Sequence[Tensor], to: int) -> Slices:
         """The slices that this member has for another one."""
-        return _for(to, gradients, self._moves, self._team)
+        return _for(to, *self._with_own(gradients), self._team)
 
     def value(self, gradients: Sequence[Tensor], came: Came) -> tuple[Tensor, ...]:
         """The gradients of what was sent."""
-        return tuple(_joined(gradients, self._moves, came, self._team))
+        found = _joined(*self._with_own(gradients), came, self._team)
+        if self._again is not None:
+            self._again.take_back(found[len(gradients) :])
+        return tuple(found[: len(gradients)])
+
+    def _with_own(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[Move]]:
+        """Gradients and what is gathered again, each with its move."""
+        own = self._again.own if self._again is not None else []
+        return [*gradients, *own], [*self._moves, *[Move.GATHER] * len(own)]
 
 
 def check_no_joint(value: Any) -> None:

@@ -15,7 +15,7 @@ from axrt.scheduler.job import Job
 
 from .compiler import Compiler
 from .in_pieces import InPieces, Jointed
-from .joints import Sum, check_no_joint, own_tokens, shape_of_tokens
+from .joints import Gathered, Sum, check_no_joint, own_tokens, shape_of_tokens
 from .module import LossFunction
 from .pausing import pausing_behind, pieces_of
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
@@ -31,6 +31,7 @@ from .team_layers import (
     sums_in,
     tensors_in,
 )
+from .vocabulary import CutLogits, numbers_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class RunSettings:
     # losses that layers leave on themselves are looked for, in the first microbatch
     looks: bool = False
     of_team: TeamLayers = OF_ONE  # what this member of a team runs of each layer
+    gathers_again: bool = False  # what members gather is let go, and gathered for the backward
 
     @property
     def splits(self) -> bool:
@@ -99,7 +101,7 @@ class LayerRuns:
             for one in (rows if way is Way.PAUSES else ())
         ]
         # The index of a member that draws for itself, of each layer.
-        alike = (Way.WHOLE, Way.PAUSES)
+        alike = (Way.WHOLE, Way.LOGITS, Way.PAUSES)
         self._draws = [
             None if way in alike or self._team.size == 1 else self._team.member
             for way in self._ways
@@ -141,22 +143,49 @@ class LayerRuns:
         return value
 
     def run_by_piece(
-        self, number: int, value: Any, first: int, end: int
+        self, number: int, value: Any, target: Any, first: int, end: int
     ) -> Generator[Any, Any, Any]:
         """The same, with a pause between two pieces of a layer that has several, and at each joint
         of a team. Tasks of other microbatches may run meanwhile. A piece's value is yielded, and
-        what is sent for it is given to the next one."""
+        what is sent for it is given to the next one.
+
+        Args:
+            target: target for the loss, where it follows; None elsewhere.
+        """
         for place in range(first, end):
             if self._team.size > 1:
                 value = yield from self._layer_of_team(number, value, place)
             else:
                 value = yield from self._by_its_pieces(number, value, place)
         if self.has_loss and self._team.size > 1 and end == len(self):
-            if self._of_team.loss_is_whole:
+            if self._of_team.cuts_vocabulary:
+                value = yield from self._with_numbers(value, target)
+            elif self._of_team.loss_is_whole:
                 value = yield gathered(value)
             member = None if self._of_team.loss_is_whole else self._team.member
             self._generator.before_layer(*self._where(number), self.first_layer + end, member)
         return value
+
+    def _with_numbers(self, logits: Any, targets: Any) -> Generator[Any, Any, CutLogits]:
+        """Exchange what a loss needs that is given a part of the logits.
+
+        Raises:
+            ModelError: they are no logits of these targets.
+        """
+        if not (
+            isinstance(logits, Tensor)
+            and isinstance(targets, Tensor)
+            and logits.shape[:-1] == targets.shape
+            and not targets.is_floating_point()
+        ):
+            raise ModelError(
+                f"the last layer, whose vocabulary is cut, has returned {_described(logits)} and "
+                f"the targets are {_described(targets)}; expected logits of shape (..., tokens, "
+                "vocabulary), and whole numbers of shape (..., tokens)"
+            )
+        numbers = Gathered(numbers_of(logits, targets, self._team))
+        logits, of_all = yield logits, numbers
+        return CutLogits(logits, of_all, self._team)
 
     def _by_its_pieces(self, number: int, value: Any, place: int) -> Generator[Any, Any, Any]:
         layer = self._layers[place]
@@ -173,10 +202,11 @@ class LayerRuns:
         """Run what this member runs of a layer; it is given its tokens, and has its tokens
         after."""
         at, way = self.first_layer + place, self._ways[place]
-        if way is Way.WHOLE:
+        if way in (Way.WHOLE, Way.LOGITS):
             if at:
                 value = yield gathered(value)
-            return own_tokens(self.run(number, value, place, place + 1), self._team)
+            value = self.run(number, value, place, place + 1)
+            return value if way is Way.LOGITS else own_tokens(value, self._team)
         layer = self._layers[place]
         name = f"layer {at} ({type(layer).__name__})"
         if way is Way.PAUSES:
@@ -214,8 +244,9 @@ class LayerRuns:
             except StopIteration as end:
                 value = end.value
                 break
-            sums += isinstance(made, Sum)
-            given = (yield made) if sums <= rows else None
+            sums, given = sums + isinstance(made, Sum), None  # which may be let go
+            if sums <= rows:
+                given = yield made
         if sums != rows:
             raise ModelError(
                 f"{name} has run {'at least ' * (sums > rows)}{sums} matrices that are cut by "
@@ -245,7 +276,7 @@ class LayerRuns:
             except StopIteration as end:
                 value = end.value
                 break
-            sums += sums_in(made)
+            sums, given = sums + sums_in(made), None  # which may be let go
             given = yield made
         rows = len(self._rows[place])
         if sums > rows or (rows and not sums):
@@ -291,7 +322,7 @@ class LayerRuns:
             OutputTypeError: it returned no tensor with one element.
         """
         assert self._loss_fn is not None
-        if self._types.weights:
+        if self._types.weights and not isinstance(outputs, CutLogits):  # which are widened
             outputs = in_type(outputs, torch.float32, self._types.weights)
         if self._team.size > 1 and not self._of_team.loss_is_whole:
             target = self._of_team.own(target)

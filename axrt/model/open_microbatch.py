@@ -19,6 +19,7 @@ from torch import Tensor
 from axrt.transport.payload import flatten
 
 from .aside import Root
+from .gather_again import GatheredAgain
 from .inlet import Gradients
 from .joints import Came, Joint, Slices
 from .saved import SavedTensors
@@ -34,6 +35,8 @@ class OpenMicrobatch:
     given: tuple[Any, Any, list[dict[str, Tensor]]] | None = None
     # slices that came at the joints of these layers, in order
     came: list[Came] = field(default_factory=list)
+    # what its pieces have let go, and gather again
+    again: list[GatheredAgain] = field(default_factory=list)
     # gradients of the last segment's outputs, once a backward in pieces has begun
     gradients: Gradients = ()
     # gradients that wait for the segments of which later ones have read aside from a joint
@@ -93,10 +96,11 @@ class OpenMicrobatch:
         assert joint is not None
         return joint.outgoing([one for one in self.gradients if one is not None], to)
 
-    def kept_to_run_again(self) -> list[Tensor]:
-        """What it keeps for layers that run again: copies of inputs, target and buffers, and slices
-        of other members."""
+    def kept_beside(self) -> list[Tensor]:
+        """What it keeps that is not seen where autograd saves: copies of inputs, target and buffers
+        and slices of other members, for layers that run again, and what is gathered again."""
         inputs, target, buffers = self.given or (None, None, [])
         of_layers = [buffer for layer in buffers for buffer in layer.values()]
         slices = [one for came in self.came for of in came.values() for one in of]
-        return [*flatten(inputs)[1], *flatten(target)[1], *of_layers, *slices]
+        again = [one for of in self.again for one in of.kept()]
+        return [*flatten(inputs)[1], *flatten(target)[1], *of_layers, *slices, *again]

@@ -44,8 +44,8 @@ class _Layout(NamedTuple):
     offset: int
 
 
-class _Holder:
-    """A saved tensor.
+class Holder:
+    """A saved tensor, whose memory may go and come.
 
     Args:
         may_leave: its memory may leave the device.
@@ -58,11 +58,28 @@ class _Holder:
         self.may_leave = may_leave
         self.away: _Layout | None = None  # where it was, while its memory is elsewhere
 
+    def let_go(self) -> None:
+        """Let its memory go."""
+        tensor = self.tensor
+        self.away = _Layout(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        tensor.data = hollow(tensor)
+
+    def take_back(self, whole: Tensor) -> None:
+        """Have memory of the same contents again.
+
+        Args:
+            whole: tensor of the same type that begins where that memory begins.
+        """
+        assert self.away is not None, "what comes back has been let go before"
+        shape, strides, offset = self.away
+        self.tensor.data = whole.as_strided(shape, strides, int(whole.storage_offset()) + offset)
+        self.away = None
+
 
 class _Place(NamedTuple):
     """Tensors that share memory."""
 
-    holders: list[_Holder]  # their holders
+    holders: list[Holder]  # their holders
     start: int  # offset of that memory among all of it that leaves, in bytes
     num_bytes: int  # its size
 
@@ -76,16 +93,16 @@ class SavedTensors:
 
     def __init__(self, device: torch.device, is_own: Callable[[Tensor], bool]) -> None:
         self._device, self._is_own = device, is_own
-        self._holders: list[weakref.ref[_Holder]] = []
+        self._holders: list[weakref.ref[Holder]] = []
         self._places: list[_Place] = []
 
     def saving(self) -> AbstractContextManager[object]:
         """Context of the forward."""
-        return saved_tensors_hooks(self._pack, _unpack)
+        return saved_tensors_hooks(self._pack, unpack)
 
     def measure(self) -> int:
         """Find what may leave now; returns its size in bytes, gaps included."""
-        found: dict[int, list[_Holder]] = {}
+        found: dict[int, list[Holder]] = {}
         for holder in (ref() for ref in self._holders):
             if holder is not None and holder.may_leave:
                 found.setdefault(memory_of(holder.tensor), []).append(holder)
@@ -114,9 +131,7 @@ class SavedTensors:
         """Let the memory of what was copied go."""
         for holders, _, _ in self._places:
             for holder in holders:
-                tensor = holder.tensor
-                holder.away = _Layout(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-                tensor.data = hollow(tensor)
+                holder.let_go()
 
     def take_back(self, memory: Tensor) -> None:
         """Let tensors be views of memory that has what was copied.
@@ -129,13 +144,11 @@ class SavedTensors:
             memory.record_stream(current_stream(memory.device))
         for holders, start, num_bytes in self._places:
             for holder in holders:
-                assert holder.away is not None, "what comes back has been let go before"
-                holder.tensor.data = _view(memory, start, num_bytes, holder)
-                holder.away = None
+                holder.take_back(_whole(memory, start, num_bytes, holder.tensor.dtype))
         self._places = []
 
-    def _pack(self, tensor: Tensor) -> _Holder:
-        holder = _Holder(tensor, self._may_leave(tensor))
+    def _pack(self, tensor: Tensor) -> Holder:
+        holder = Holder(tensor, self._may_leave(tensor))
         self._holders.append(weakref.ref(holder))
         return holder
 
@@ -150,7 +163,12 @@ class SavedTensors:
         )
 
 
-def _unpack(holder: _Holder) -> Tensor:
+def unpack(holder: Holder) -> Tensor:
+    """A saved tensor, for autograd.
+
+    Raises:
+        RuntimeError: it was changed in place since.
+    """
     tensor = holder.tensor
     assert holder.away is None, "a saved tensor is read while its memory is not on the device"
     if tensor._version != holder.version:
@@ -168,17 +186,13 @@ def memory_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _bytes_of(holders: Sequence[_Holder]) -> Tensor:
+def _bytes_of(holders: Sequence[Holder]) -> Tensor:
     """All memory that tensors are in, uint8."""
     narrowest = min((holder.tensor for holder in holders), key=lambda one: one.itemsize)
     whole = narrowest.untyped_storage().nbytes() // narrowest.itemsize
     return narrowest.as_strided((whole,), (1,), 0).view(torch.uint8)
 
 
-def _view(memory: Tensor, start: int, num_bytes: int, holder: _Holder) -> Tensor:
-    """The tensor of a holder, in memory that has come back."""
-    assert holder.away is not None
-    shape, strides, offset = holder.away
-    dtype = holder.tensor.dtype
-    whole = memory[start : start + num_bytes // dtype.itemsize * dtype.itemsize].view(dtype)
-    return whole.as_strided(shape, strides, int(whole.storage_offset()) + offset)
+def _whole(memory: Tensor, start: int, num_bytes: int, dtype: torch.dtype) -> Tensor:
+    """A place in memory that has come back."""
+    return memory[start : start + num_bytes // dtype.itemsize * dtype.itemsize].view(dtype)

@@ -90,7 +90,7 @@ class Stage:
         self._runs = LayerRuns(ready, first_layer, loss_fn, settings)
         self._open: dict[int, OpenMicrobatch] = {}
         self._inlet = Inlet()
-        self._pieces = ForwardPieces(self._runs, self._inlet, settings.of_team.team)
+        self._pieces = ForwardPieces(self._runs, self._inlet, settings)
         self.device = settings.generator.device
         self._parameters = [parameter for _, parameter in self.named_parameters()]
         self._weights_leave = settings.job.residencies is not None
@@ -191,17 +191,17 @@ class Stage:
     def _forward_by_piece(
         self, microbatch: OpenMicrobatch, number: int, inputs: Any, target: Any
     ) -> Generator[Joint | None, Any, Any]:
-        first, whole = self.recomputed, len(self._runs)
+        pieces, first, whole = self._pieces, self.recomputed, len(self._runs)
         if first and self._team.size == 1:
             inputs = self._forget(microbatch, number, inputs, target)
         elif first:
             self._keep_given(microbatch, inputs, target)
-            inputs = yield from self._pieces.forgotten(number, inputs, first, microbatch.came)
+            inputs = yield from pieces.forgotten(number, inputs, target, first, microbatch.came)
             if first == whole:
                 return self._ended(number, inputs, target, whole)[0]
         ended = lambda value: self._ended(number, value, target, whole)  # noqa: E731
-        part = first, whole
-        return (yield from self._pieces.kept(number, inputs, part, ended, microbatch.segments))
+        part, into = (first, whole), (microbatch.segments, microbatch.again)
+        return (yield from pieces.kept(number, inputs, target, part, ended, *into))
 
     def _look(self, segments: Sequence[Segment], first: int, end: int) -> None:
         """Look for losses that layers have left on themselves, once."""
@@ -242,7 +242,7 @@ class Stage:
             else:
                 segments = []
                 ended = lambda value: self._ended(number, value, target, end)  # noqa: E731
-                again = self._pieces.kept(number, inputs, (0, end), ended, segments)
+                again = self._pieces.kept(number, inputs, target, (0, end), ended, segments)
                 run_again(again, microbatch.came)
         microbatch.segments[:0] = segments
         microbatch.came = []

@@ -5,7 +5,9 @@ it."""
 #            joint between two of them
 #   PAUSES   some of its matrices are cut, and its forward pauses behind those that are cut by rows
 #            (`pausing.py`)
-#   TOKEN    each token by itself, as the user has said: a member gives it its own tokens
+#   TOKENS   each token by itself, as the user has said: a member gives it its own tokens
+#   LOGITS   the last layer, whose vocabulary is cut: a member makes some of the logits of all
+#            tokens, for a loss that knows of it (`vocabulary.py`)
 #   WHOLE    any other: each member runs all tokens, put together at a joint before it, and goes on
 #            with its own
 #
@@ -34,7 +36,7 @@ from .joints import ALONE, Gathered, Sum, Team, own_tokens, shape_of_tokens
 from .layers import Layer, LayerSpec, without_memory
 from .loss import Loss
 from .pausing import JOINTS_OF_A_ROW
-from .tensor_plan import DIVIDE, LOSS, ROW, TOKEN, Plan, cuts_in
+from .tensor_plan import DIVIDE, LOSS, ROW, TOKEN, VOCABULARY, Plan, cuts_in
 
 
 class Way(Enum):
@@ -43,6 +45,7 @@ class Way(Enum):
     PIECES = "its pieces"
     PAUSES = "all tokens, with pauses"
     TOKENS = "its own tokens"
+    LOGITS = "all tokens, with some of the vocabulary"
     WHOLE = "all tokens"
 
 
@@ -63,6 +66,11 @@ class TeamLayers:
         """The loss is that of all tokens."""
         return self.team.size > 1 and self.plan.get(LOSS) != TOKEN
 
+    @property
+    def cuts_vocabulary(self) -> bool:
+        """What the last layer makes are logits of a part of the vocabulary."""
+        return self.team.size > 1 and VOCABULARY in self.plan.values()
+
     def way_of(self, place: int, layer: Layer) -> Way:
         """What a member runs of a layer.
 
@@ -72,10 +80,11 @@ class TeamLayers:
         module: object = layer
         if isinstance(layer, LayerSpec):
             module = without_memory(layer) if self._may_cut(layer) else None
-        if isinstance(module, nn.Module) and self._cuts(place, module):
+        if isinstance(module, nn.Module) and (cuts := self._cuts(place, module)):
             if isinstance(module, Jointed):
                 return Way.PIECES
-            return Way.PAUSES if self.team.size > 1 else Way.WHOLE
+            way = Way.LOGITS if VOCABULARY in cuts else Way.PAUSES
+            return way if self.team.size > 1 else Way.WHOLE
         by_tokens = any(
             way == TOKEN and fnmatchcase(str(place), pattern) for pattern, way in self.plan.items()
         )
@@ -142,7 +151,7 @@ class TeamLayers:
             module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
             assert isinstance(module, Jointed)
             return len(module.team_pieces) - 1
-        before = int(way in (Way.WHOLE, Way.PAUSES) and place > 0)  # the model's inputs are whole
+        before = int(way is not Way.TOKENS and place > 0)  # the model's inputs are whole
         if way is Way.PAUSES:
             module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
             assert isinstance(module, nn.Module)

@@ -5,6 +5,7 @@ anything is built."""
 #   "*.qkv": "column:3"                some of each of three equal blocks of its outputs, or
 #            "column:64,16,16"         of blocks of these sizes
 #   "*.down": "row"                    a member has some of its inputs
+#   "*.head": "vocabulary"             a member has some of the logits that the model ends with
 #   "*.attention.heads": "divide"      an attribute, one number or several, is that of a member
 #   "5": "token", "loss": "token"      a layer, or the loss, takes each token by itself
 
@@ -26,8 +27,8 @@ from .pausing import check_can_pause
 if TYPE_CHECKING:
     from .module import PipelineModule
 
-COLUMN, ROW, DIVIDE, TOKEN = "column", "row", "divide", "token"
-WAYS = (COLUMN, ROW, DIVIDE, TOKEN)
+COLUMN, ROW, VOCABULARY, DIVIDE, TOKEN = "column", "row", "vocabulary", "divide", "token"
+WAYS = (COLUMN, ROW, VOCABULARY, DIVIDE, TOKEN)
 LOSS = "loss"  # names the loss in a plan
 Plan = Mapping[str, str]  # words by pattern of names
 
@@ -101,6 +102,7 @@ def check_cuts(model: "PipelineModule", size: int) -> None:
     check = _Check(model.tensor, size)
     for place, layer in enumerate(model.layers):
         check.layer(place, layer)
+    check.vocabulary(len(model.layers) - 1)
     check.all_matched(len(model.layers))
 
 
@@ -111,6 +113,7 @@ class _Check:
         self._plan, self._size = plan, size
         self._names: set[str] = set()  # of all modules
         self._cut_by: dict[str, str] = {}  # the pattern that cuts a module, by its name
+        self._vocabulary: list[str] = []  # modules that make a part of the logits
         self._matched: set[str] = set()
 
     def layer(self, place: int, layer: Layer) -> None:
@@ -136,6 +139,19 @@ class _Check:
         """Check that what a layer without pieces makes of its columns is added up."""
         named = list(layer.named_modules(prefix=str(place)))
         ways = [way for path, _ in named for _, way in cuts_in(self._plan, path)]
+        if VOCABULARY in ways:
+            self._vocabulary += [
+                path
+                for path, _ in named
+                for _, way in cuts_in(self._plan, path)
+                if way == VOCABULARY
+            ]
+            if len(ways) > 1 or isinstance(layer, Jointed):
+                raise ConfigError(
+                    f"tensor: {self._vocabulary[-1]} is cut by 'vocabulary', and its layer has "
+                    "pieces, or other matrices that are cut; expected a layer of its own"
+                )
+            return
         if isinstance(layer, Jointed) or not ways:
             return
         by_rows = ways.count(ROW)
@@ -147,6 +163,23 @@ class _Check:
                 "or an axrt.InPieces, which says what travels"
             )
         check_can_pause()
+
+    def vocabulary(self, last: int) -> None:
+        """Check that what makes a part of the logits does so for the loss.
+
+        Args:
+            last: index of the last layer.
+        """
+        if not self._vocabulary:
+            return
+        if self._plan.get(LOSS) == TOKEN or any(
+            path.partition(".")[0] != str(last) for path in self._vocabulary
+        ):
+            raise ConfigError(
+                f"tensor: {self._vocabulary[0]} is cut by 'vocabulary'; expected one linear module "
+                "of the last layer, whose result is the logits, and axrt.cross_entropy as the "
+                "loss, which is not named"
+            )
 
     def _one_pattern(self, name: str, pattern: str) -> None:
         """Note the pattern that names a module or an attribute; a second one is refused."""

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from axrt.config import Config, Model
 from axrt.model import Gathered, LayerSpec, PipelineModule, Sum, TiedLayerSpec
 from axrt.model.in_pieces import Jointed
-from axrt.runtime.losses import IGNORED
+from axrt.model.vocabulary import cross_entropy, masked_cross_entropy
 
 from .attention import Attention, Remembers
 from .feed_forward import FeedForward
@@ -132,30 +131,6 @@ class Head(nn.Module):
         return logits
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss over all tokens, in nats a token, shape ().
-
-    Args:
-        logits: scores, shape (batch, length, vocab).
-        targets: tokens, shape (batch, length), int64.
-    """
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
-def masked_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the losses of the targets that count, in nats, shape (), and their number.
-
-    Args:
-        logits: scores, shape (batch, length, vocab).
-        targets: tokens, shape (batch, length), int64; `IGNORED` does not count.
-    """
-    flat = targets.flatten()
-    loss = functional.cross_entropy(
-        logits.flatten(0, 1).float(), flat, ignore_index=IGNORED, reduction="sum"
-    )
-    return loss, (flat != IGNORED).sum()
-
-
 # The built-in GPT is cut by what a rank multiplies, and not by parameters: an embedding is looked
 # up. Over the stages of a rank, since on a vee one rank has both ends. With one block a rank and a
 # small vocabulary those ends are nothing, so `zb-h1` is the default there.
@@ -172,13 +147,15 @@ def gpt(config: Config) -> PipelineModule:
         layers.append(LayerSpec(*last))
     loss = masked_cross_entropy if data.masks else cross_entropy
     return PipelineModule(
-        layers, loss_fn=loss, partition_method="operations", tensor=_tensor_plan(model)
+        layers, loss_fn=loss, partition_method="operations", tensor=_tensor_plan(config)
     )
 
 
-def _tensor_plan(model: Model) -> dict[str, str]:
+def _tensor_plan(config: Config) -> dict[str, str]:
     """How members of a team share the model out. The embedding is looked up by all, and counts
-    documents over all tokens."""
+    documents over all tokens. A head that is tied to it, or of a vocabulary that cannot be shared
+    out evenly, is whole and sees a member's tokens."""
+    model = config.model
     heads, shared = model.heads, model.kv_heads or model.heads
     sizes = [of * model.features_of_a_head for of in (heads, shared, shared)]
     plan = {
@@ -189,7 +166,10 @@ def _tensor_plan(model: Model) -> dict[str, str]:
         "*.attention.sizes": "divide",
         "*.feed.up": "column",
         "*.feed.down": "row",
-        str(model.layers + 1): "token",  # the head
-        "loss": "token",
     }
-    return {**plan, "*.feed.gate": "column"} if model.feed == "swiglu" else plan
+    if model.feed == "swiglu":
+        plan["*.feed.gate"] = "column"
+    head = str(model.layers + 1)
+    if model.tied or model.vocab % config.parallel.tensor:
+        return {**plan, head: "token", "loss": "token"}
+    return {**plan, f"{head}.logits": "vocabulary"}

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from axrt.config import Optimizer
-from axrt.model.joints import Team, tokens_of_all
+from axrt.model.evaluation import Outputs
+from axrt.model.joints import Team
 from axrt.model.preflight import warn_of_equal_readers
 from axrt.results import EvalResult, StepResult
 from axrt.scheduler.job import Job, StageCopy
@@ -234,10 +235,11 @@ class Trainer:
                 rank.loop.run(session, lambda: state.finished)
             if mesh.pipe_rank == last:
                 losses, stage = worker.losses(), self._model.stages[job.last_stage]
-                keeps = mesh.member == 0 or not stage.evaluation.outputs_are_whole
+                have = stage.evaluation.outputs
+                keeps = mesh.member == 0 or have is not Outputs.ALL
                 about = mesh.data_rank * team.size + mesh.member
                 for to in range(rank.size):
-                    said = (*losses, worker.outputs * (keeps and to == MAIN))
+                    said = (*losses, have.value, worker.outputs * (keeps and to == MAIN))
                     control = ControlMessage(Topic.EVALUATED, about)
                     rank.exchange.tell(to, control, said, generation)
         pipes = range(job.replicas * team.size)
@@ -251,7 +253,10 @@ class Trainer:
         given = rank.user_tensors.given
 
         def found() -> list[tuple[Losses, list[Any]]]:
-            of_pipes = [(Losses(*of), given(kept)) for *of, kept in self._wait(evaluated, what)]
+            of_pipes = [
+                (Losses(*of), Outputs(have), given(kept))
+                for *of, have, kept in self._wait(evaluated, what)
+            ]
             return [
                 _of_members(of_pipes[first : first + team.size])
                 for first in range(0, len(of_pipes), team.size)
@@ -332,12 +337,11 @@ class Trainer:
         return self._rank.mesh.rank_of(*self._job.place_of(pipe, stage))
 
 
-def _of_members(found: list[tuple[Losses, list[Any]]]) -> tuple[Losses, list[Any]]:
+def _of_members(found: list[tuple[Losses, Outputs, list[Any]]]) -> tuple[Losses, list[Any]]:
     """The losses and outputs of a replica, from what each member of its last stage has."""
-    if len(found) == 1:
-        return found[0]
-    losses = losses_of_members([of_one for of_one, _ in found])
-    outputs = [kept for _, kept in found if kept]
-    if len(outputs) == 1:  # whole, of the first member
-        return losses, outputs[0]
-    return losses, [tokens_of_all(of_one) for of_one in zip(*outputs, strict=True)]
+    (first, have, kept), *others = found
+    if not others:
+        return first, kept
+    losses = losses_of_members([of_one for of_one, _, _ in found])
+    outputs = [kept for _, _, kept in found if kept]
+    return losses, [have.of_all(of_one) for of_one in zip(*outputs, strict=True)]

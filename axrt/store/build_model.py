@@ -82,7 +82,8 @@ def build_model(
     )
     of_team = TeamLayers(recipe.model.tensor, Team(mesh.member, mesh.tensor))
     replica, scale_of = mesh.data_rank, loss_scale.of if loss_scale else None
-    to_run = RunSettings(job, generator, replica, types, compiler, scale_of, True, of_team)
+    again = config.parallel.gather_again
+    to_run = RunSettings(job, generator, replica, types, compiler, scale_of, True, of_team, again)
     builder = _Builder(recipe.model, config, to_step, to_run, narrow)
     stages, buckets, pipes = {}, {}, {}
     for stage in job.placement.stages_of(mesh.pipe_rank):

@@ -29,7 +29,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.fsdp import fully_shard
 
 import axrt
-from axrt.models.gpt import cross_entropy, gpt
+from axrt.model import cross_entropy
+from axrt.models.gpt import gpt
 from axrt.transport.mpi import MpiTransport
 
 _SLICE_BYTES = 4 << 20

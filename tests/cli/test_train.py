@@ -254,7 +254,7 @@ OWN = """
 import scheduler
 from torch import nn
 import axrt
-from axrt.models.gpt import cross_entropy
+from axrt.model import cross_entropy
 
 def build(config):
     layers = [axrt.LayerSpec(nn.Embedding, 256, 8), nn.Linear(8, 256)]

@@ -138,6 +138,12 @@ def test_it_runs_again_and_offloads(memory: dict[str, Any], policy: str) -> None
     assert_close(found, plain_torch(model_of, few_sentences, 2, momentum))
 
 
+def test_what_is_gathered_may_be_let_go_and_bits_stay() -> None:
+    keys: dict[str, Any] = {"schedule": {"policy": "zb-h1"}, "join": together}
+    found = trained(model_of, few_sentences, 2, 2, parallel={"gather_again": True}, **keys)
+    assert found == trained(model_of, few_sentences, 2, 2, **keys)
+
+
 def test_bits_depend_on_no_order_of_messages() -> None:
     first, *others = [
         trained(

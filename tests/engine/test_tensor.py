@@ -202,7 +202,8 @@ def trained(
 ) -> Outcome:
     """What a job makes, cut weights put together; whole ones are the same on all members."""
     layout = {"tensor": tensor, "pipe": pipe, "data": data}
-    config = configured(MICROBATCHES, **{**sections, "parallel": layout})
+    sections = {**sections, "parallel": {**layout, **sections.get("parallel", {})}}
+    config = configured(MICROBATCHES, **sections)
 
     def main(transport: Any) -> tuple[int, Outcome]:
         return transport.rank % tensor, train_on_a_rank(

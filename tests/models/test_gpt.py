@@ -13,7 +13,8 @@ import axrt
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.generation.generation import Choice, Stage
-from axrt.models.gpt import gpt, masked_cross_entropy
+from axrt.model import masked_cross_entropy
+from axrt.models.gpt import gpt
 from axrt.runtime.losses import IGNORED
 from axrt.transport.local import LocalWorld
 

@@ -30,7 +30,8 @@ SETTINGS = ("run.log_every=1", "run.eval_every=0")
 SLOW = """
 import time
 from axrt import PipelineModule
-from axrt.models.gpt import cross_entropy, gpt
+from axrt.model import cross_entropy
+from axrt.models.gpt import gpt
 
 def slowly(outputs, targets):
     time.sleep(0.05)

@@ -50,7 +50,8 @@ import os
 import time
 
 from axrt import PipelineModule
-from axrt.models.gpt import cross_entropy, gpt
+from axrt.model import cross_entropy
+from axrt.models.gpt import gpt
 
 def slowly(outputs, targets):
     if "BROKEN" in os.environ:

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from axrt.models.gpt import cross_entropy
+from axrt.model import cross_entropy
 
 from .contestant import Contestant
 from .model import Sizes, adamw, batches_of, layers_of

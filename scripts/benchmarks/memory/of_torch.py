@@ -17,7 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from axrt.models.gpt import cross_entropy
+from axrt.model import cross_entropy
 
 from .contestant import Contestant
 from .model import Sizes, adamw, adamw_options, batches_of, layers_of

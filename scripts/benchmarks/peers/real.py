@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from axrt.config import Config
 from axrt.device.allocator import keep_freed_memory
-from axrt.models.gpt import cross_entropy, gpt
+from axrt.model import cross_entropy
+from axrt.models.gpt import gpt
 
 from . import of_axrt, of_deepspeed, of_torch
 from .arena import in_turn, timed

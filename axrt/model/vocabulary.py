@@ -1,0 +1,133 @@
+"""Cross entropy, also over a vocabulary that members of a team share out."""
+
+# A member has the logits of its part of the vocabulary, for all tokens. What it takes to know the
+# loss of a token is the logarithm of the sum of exponentials of each part, and the logit of the
+# target from the member that has it: two float32 numbers a token and member, which are put together
+# at a joint. Their gradients need no exchange, since that of a logit is its probability, less 1 for
+# the target.
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from axrt.runtime.losses import IGNORED
+
+from .joints import Team
+
+
+@dataclass(frozen=True, slots=True)
+class CutLogits:
+    """The logits of a microbatch as one member of a team has them; `cross_entropy` takes them in
+    place of whole ones.
+
+    Attributes:
+        logits: of this member's part of the vocabulary, shape (..., tokens, part).
+        numbers: what `numbers_of` has made on all members, one after the other, shape (..., members
+            x tokens, 2).
+        team: this member, and how many there are.
+    """
+
+    logits: Tensor
+    numbers: Tensor
+    team: Team
+
+    def losses(self, targets: Tensor) -> Tensor:
+        """The loss of each token, float32, shape (..., tokens); 0 where the target is `IGNORED`.
+
+        Args:
+            targets: tokens, shape (..., tokens), int64.
+        """
+        of_all = torch.stack(self.numbers.chunk(self.team.size, -2))
+        sums, hit = of_all[..., 0].logsumexp(0), of_all[..., 1].sum(0)
+        place, is_here, counts = _places(self.logits, targets, self.team)
+        found = _Losses.apply(self.logits, sums - hit, sums, place, is_here, self.team.size)  # type: ignore[no-untyped-call]
+        return torch.where(counts, found, 0.0)
+
+
+@torch.no_grad()
+def numbers_of(logits: Tensor, targets: Tensor, team: Team) -> Tensor:
+    """What other members need of this one's logits: the logarithm of their sum of exponentials, and
+    the target's, or 0 where another member has that. Float32, shape (..., tokens, 2).
+
+    Args:
+        logits: of this member's part of the vocabulary, shape (..., tokens, part).
+        targets: tokens, shape (..., tokens), int64.
+    Raises:
+        RuntimeError: a target is no token of the vocabulary; an accelerator asserts it.
+    """
+    place, is_here, _ = _places(logits, targets, team)
+    wide = logits.float()
+    hit = wide.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+    return torch.stack([wide.logsumexp(-1), torch.where(is_here, hit, 0.0)], -1)
+
+
+def _places(logits: Tensor, targets: Tensor, team: Team) -> tuple[Tensor, Tensor, Tensor]:
+    """The place of each target in this member's part, 0 where it is not there; whether it is there;
+    and whether it counts."""
+    part, counts = logits.shape[-1], targets != IGNORED
+    known = torch.where(counts, targets, 0)
+    # Looked up in nothing, which refuses what is no token as torch's loss does.
+    logits.new_zeros(()).expand(part * team.size).gather(0, known.flatten())
+    place = known - team.member * part
+    is_here = counts & (place >= 0) & (place < part)
+    return torch.where(is_here, place, 0), is_here, counts
+
+
+class _Losses(torch.autograd.Function):
+    """Losses that are known, and their gradient. Each member has all of the loss, which counts as
+    that of one of `members`, and its logits are in no other one: hence the factor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        losses: Tensor,
+        sums: Tensor,
+        place: Tensor,
+        is_here: Tensor,
+        members: int,
+    ) -> Tensor:
+        ctx.save_for_backward(logits, sums, place, is_here)
+        ctx.members = members
+        return losses.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
+        logits, sums, place, is_here = ctx.saved_tensors
+        found = (logits.float() - sums.unsqueeze(-1)).exp_()
+        hit = is_here.to(found.dtype).neg().unsqueeze(-1)
+        found.scatter_add_(-1, place.unsqueeze(-1), hit)
+        found *= (gradients * ctx.members).unsqueeze(-1)
+        return found.to(logits.dtype), None, None, None, None, None
+
+
+def cross_entropy(logits: Tensor | CutLogits, targets: Tensor) -> Tensor:
+    """The mean loss over tokens, in nats a token, shape ().
+
+    Args:
+        logits: scores, shape (..., tokens, vocabulary).
+        targets: tokens, shape (..., tokens), int64; -100 does not count.
+    """
+    if isinstance(logits, CutLogits):
+        loss, number = masked_cross_entropy(logits, targets)
+        return loss / number
+    return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
+
+
+def masked_cross_entropy(logits: Tensor | CutLogits, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the losses of the targets that count, in nats, shape (), and their number.
+
+    Args:
+        logits: scores, shape (..., tokens, vocabulary).
+        targets: tokens, shape (..., tokens), int64; -100 does not count.
+    """
+    number = (targets != IGNORED).sum()
+    if isinstance(logits, CutLogits):
+        return logits.losses(targets).sum(), number
+    loss = functional.cross_entropy(
+        logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return loss, number

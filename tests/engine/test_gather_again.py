@@ -1,0 +1,110 @@
+"""Tokens of all members that are let go behind a forward, and gathered again for the backward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import axrt
+from axrt.errors import ConfigError
+from axrt.transport.local import LocalWorld
+
+from .reference import Item, configured, train_on_a_rank
+from .test_tensor import (
+    CUTS,
+    MICROBATCHES,
+    TOKENS,
+    Added,
+    Inner,
+    Normed,
+    Sent,
+    built_in,
+    few_sentences,
+    language,
+    sequences,
+    trained,
+)
+
+AGAIN = {"gather_again": True}
+
+
+class Writes(Inner):
+    """Writes to what is gathered, other numbers on each member, before a matrix reads it."""
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        given.mul_(float(self.up.weight.detach()[0, 0]))
+        return before, axrt.Sum(self.down(torch.relu(self.up(given))))
+
+
+class Holds(Inner):
+    """Holds on to what is gathered, and hands it on."""
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        return before, axrt.Sum(self.down(torch.relu(self.up(given)))), given
+
+
+class AddedBoth(Added):
+    def forward(self, value: Any) -> Tensor:
+        before, made, given = value
+        size = before.shape[-2]
+        return super().forward((before + given[..., :size, :] * given[..., -size:, :], made))
+
+
+class Writing(axrt.InPieces):
+    def __init__(self) -> None:
+        super().__init__([Normed(), Writes(), Added()])
+
+
+class Holding(axrt.InPieces):
+    def __init__(self) -> None:
+        super().__init__([Normed(), Holds(), AddedBoth()])
+
+
+def of_pieces(layer: type[axrt.InPieces]) -> Callable[[], axrt.PipelineModule]:
+    return lambda: axrt.PipelineModule(
+        [axrt.LayerSpec(layer) for _ in range(3)], torch.nn.functional.mse_loss, tensor=CUTS
+    )
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize(
+    ("model", "batches"),
+    [(language, few_sentences), (of_pieces(Writing), sequences), (of_pieces(Holding), sequences)],
+)
+def test_bits_stay(
+    model: Callable[[], axrt.PipelineModule], batches: Callable[[int], list[Item]], policy: str
+) -> None:
+    keys: dict[str, Any] = {"schedule": {"policy": policy}, "optimizer": {"clip": 0.5}}
+    expected = trained(model, batches, 2, 2, **keys)
+    assert trained(model, batches, 2, 2, **keys, parallel=AGAIN) == expected
+    found = trained(model, batches, 2, 2, **keys, parallel=AGAIN, memory={"recompute": 1})
+    assert found == expected
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_a_block_sends_ten_slices_each_way_round(tensor: int) -> None:
+    """Eight, and again what the first matrices of attention and feed-forward network keep."""
+    parallel = {"tensor": tensor, **AGAIN}
+    config = configured(MICROBATCHES, parallel=parallel)
+
+    def main(transport: Any) -> int:
+        sent = Sent()
+        train_on_a_rank(
+            *(transport, built_in("gpt-2"), few_sentences, 1, config), observers=(sent,)
+        )
+        return sent.elements
+
+    features_of_a_microbatch = 2 * TOKENS * 16
+    blocks = 2 * MICROBATCHES
+    expected = 10 * (tensor - 1) * features_of_a_microbatch // tensor * blocks
+    assert LocalWorld(tensor, 2).run(main) == [expected] * tensor
+
+
+def test_what_leaves_the_device_is_not_let_go() -> None:
+    config = {"parallel": {"tensor": 2, **AGAIN}, "memory": {"offload_activations": 1}}
+    with pytest.raises(ConfigError, match="expected one of them"):
+        axrt.Config.read(config)

@@ -1,0 +1,198 @@
+"""A vocabulary that the members of a team share out: against plain torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import axrt
+from axrt.errors import ConfigError, ModelError
+from axrt.model.joints import Team
+from axrt.model.vocabulary import CutLogits, numbers_of
+from axrt.models.registry import model_of
+from axrt.transport.local import LocalWorld
+
+from .reference import (
+    Item,
+    adamw,
+    configured,
+    plain_torch,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
+from .test_tensor import (
+    CUTS,
+    GPTS,
+    MICROBATCHES,
+    TOKENS,
+    WIDTH,
+    Mixed,
+    Mlp,
+    Sent,
+    assert_close,
+    put_together,
+    sentences,
+    trained,
+)
+
+VOCAB = 4 * WIDTH
+LAYERS = [
+    axrt.LayerSpec(nn.Embedding, VOCAB, WIDTH),
+    axrt.LayerSpec(Mlp),
+    axrt.LayerSpec(Mixed),
+    axrt.LayerSpec(nn.Linear, WIDTH, VOCAB),
+]
+
+
+def means(**tensor: str) -> axrt.PipelineModule:
+    """Layers as they are, the last one with logits of a vocabulary that is cut."""
+    plan = {**CUTS, "3": "vocabulary", **tensor}
+    return axrt.PipelineModule(LAYERS, axrt.cross_entropy, tensor=plan)
+
+
+def sums() -> axrt.PipelineModule:
+    return axrt.PipelineModule(
+        LAYERS, axrt.masked_cross_entropy, tensor={**CUTS, "3": "vocabulary"}
+    )
+
+
+def masked(step: int) -> list[Item]:
+    """Sequences of which some targets do not count, other numbers on each member."""
+    return [
+        (tokens, torch.where(targets == 0, -100, targets))
+        for tokens, targets in sentences(step)[:MICROBATCHES]
+    ]
+
+
+def joined(name: str, of_members: dict[int, Tensor]) -> Tensor:
+    if name.startswith("3."):
+        return torch.cat([of_members[member] for member in sorted(of_members)])
+    return put_together(name, of_members)
+
+
+@pytest.mark.parametrize(("pipe", "tensor"), [(1, 2), (2, 2), (1, 4)])
+@pytest.mark.parametrize("model", [means, sums])
+@pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
+def test_a_team_trains_as_plain_torch(
+    policy: str, model: Callable[[], axrt.PipelineModule], pipe: int, tensor: int
+) -> None:
+    keys: Any = {"schedule": {"policy": policy}, "optimizer": {"clip": 0.5}, "join": joined}
+    found = trained(model, masked, pipe, tensor, **keys)
+    assert_close(found, plain_torch(model, masked, 2, clip=0.5))
+    again = trained(model, masked, pipe, tensor, **keys, memory={"recompute": "full"}, seed=2)
+    assert found == again
+
+
+@pytest.mark.parametrize("precision", [{"weights": "bfloat16"}, {"compute": "bfloat16"}])
+def test_logits_in_a_narrow_type(precision: dict[str, str]) -> None:
+    found = trained(means, masked, 2, 2, join=joined, precision=precision)
+    assert found.losses == pytest.approx(plain_torch(means, masked, 2).losses, rel=0.02)
+
+
+def test_the_built_in_head_is_cut_where_its_vocabulary_can_be() -> None:
+    def config(tensor: int, vocab: int = 24, tied: bool = False) -> axrt.Config:
+        model = {"vocab": vocab, "width": 16, "heads": 4, "layers": 2, "context": TOKENS}
+        model = {**model, **GPTS["llama"], "tied": tied}
+        return axrt.Config.read({"model": model, "parallel": {"tensor": tensor}})
+
+    plans = [model_of(config(2, *of)).tensor for of in ((24,), (23,), (24, True))]
+    assert [plan.get("3.logits") for plan in plans] == ["vocabulary", None, None]
+    assert [plan.get("loss") for plan in plans] == [None, "token", "token"]
+    expected = train_in_plain_torch(model_of(config(1)), sentences, 2)
+    found = trained(lambda: model_of(config(2)), sentences, 2, 2, data=2, join=joined)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-4)
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_a_loss_sends_two_numbers_a_token(tensor: int) -> None:
+    config = configured(MICROBATCHES, parallel={"tensor": tensor})
+    model = axrt.PipelineModule(
+        LAYERS[:1] + LAYERS[-1:], axrt.cross_entropy, tensor={"1": "vocabulary"}
+    )
+
+    def main(transport: Any) -> int:
+        sent = Sent()
+        train_on_a_rank(transport, model, masked, 1, config, observers=(sent,))
+        return sent.elements
+
+    tokens = 2 * TOKENS * MICROBATCHES
+    # Features are put together before the head, and their gradients added up.
+    slices = 2 * (tensor - 1) * tokens * WIDTH // tensor
+    assert LocalWorld(tensor, 2).run(main) == [slices + 2 * tokens * (tensor - 1)] * tensor
+
+
+def test_an_evaluation_gives_whole_logits() -> None:
+    whole = means().sequential(7).eval()
+    with torch.no_grad():
+        expected = [whole(inputs) for inputs, _ in masked(0)]
+    config = configured(MICROBATCHES, parallel={"tensor": 2})
+
+    def main(transport: Any) -> tuple[float, list[Tensor]]:
+        with axrt.initialize(means(), adamw, config=config, transport=transport) as engine:
+            found = engine.eval_batch(iter(masked(0)) if engine.reads else None, outputs=True)
+            return found.loss, found.outputs
+
+    (loss, outputs), *others = LocalWorld(4, 3).run(main)
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
+    plain = [
+        axrt.cross_entropy(made, of) for made, (_, of) in zip(expected, masked(0), strict=True)
+    ]
+    assert loss == pytest.approx(float(sum(plain)) / MICROBATCHES, rel=1e-5)
+    assert all(other == (loss, []) for other in others)
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+def test_the_loss_of_logits_in_parts_is_that_of_whole_ones(members: int) -> None:
+    """Also of logits that are large, or minus infinity, as a mask makes them."""
+    made = torch.Generator().manual_seed(1)
+    whole = (20 * torch.randn(3, 5, VOCAB, generator=made)).requires_grad_()
+    targets = torch.randint(VOCAB, (3, 5), generator=made)
+    targets[0, 1:3] = -100
+    with torch.no_grad():
+        whole[1, 1, : VOCAB // max(members, 2)] = -torch.inf
+        targets[1, 1] = VOCAB - 1
+        whole[2] += 100
+    (expected,) = torch.autograd.grad(axrt.cross_entropy(whole, targets), whole)
+    parts = [part.detach().requires_grad_() for part in whole.chunk(members, -1)]
+    teams = [Team(member, members) for member in range(members)]
+    sent = [numbers_of(part, targets, team) for part, team in zip(parts, teams, strict=True)]
+    numbers = torch.cat(sent, -2)
+    for part, team, of in zip(parts, teams, expected.chunk(members, -1), strict=True):
+        loss = axrt.cross_entropy(CutLogits(part, numbers, team), targets)
+        torch.testing.assert_close(loss, axrt.cross_entropy(whole, targets))
+        (found,) = torch.autograd.grad(loss, part)
+        torch.testing.assert_close(found / members, of)
+
+
+def outside(step: int) -> list[Item]:
+    return [(tokens, targets + VOCAB) for tokens, targets in masked(step)]
+
+
+def features(step: int) -> list[Item]:
+    return [(tokens, tokens.float()) for tokens, _ in masked(step)]
+
+
+def with_loss(loss_fn: Any) -> Callable[[], axrt.PipelineModule]:
+    return lambda: axrt.PipelineModule(LAYERS, loss_fn, tensor={"3": "vocabulary"})
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "error", "text"),
+    [
+        (means, outside, RuntimeError, "out of bounds"),
+        (means, features, ModelError, "expected logits of shape .* whole numbers"),
+        (with_loss(nn.functional.cross_entropy), masked, TypeError, "CutLogits"),
+        (lambda: means(loss="token"), masked, ConfigError, "which is not named"),
+        (lambda: means(**{"2.linear": "vocabulary"}), masked, ConfigError, "of the last layer"),
+        (lambda: means(**{"1.*.down": "vocabulary"}), masked, ConfigError, "both"),
+        (lambda: means(**{"0": "vocabulary"}), masked, ConfigError, "expected an nn.Linear"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(
+    model: Callable[[], axrt.PipelineModule], batches: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        trained(model, batches, 1, 2, steps=1)
