@@ -277,7 +277,8 @@ class Job(Numbering):
 
     def __str__(self) -> str:
         return (
-            f"{self.policy.name} on {self.placement.name} placement, {plural(self.ranks, 'rank')}, "
+            f"{self.policy.name} on {self.placement.name} placement, {plural(self.ranks, 'rank')}"
+            f"{f' x {self.team} members' * (self.team > 1)}, "
             f"{plural(self.microbatches, 'microbatch')}"
         )
 

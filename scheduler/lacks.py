@@ -15,10 +15,12 @@ from .table import Entry, Table
 from .task import Kind, Task
 from .tickets import Which
 
-# Why a rank is idle: nothing has come, the policy says no, state is on its way, nothing is left.
-CAUSES = INPUT, ROOM, COPIES, END = "input", "room", "copies", "end"
+# Why a rank is idle: nothing has come, a task has begun that lacks slices of other members, the
+# policy says no, state is on its way, nothing is left.
+CAUSES = INPUT, SLICES, ROOM, COPIES, END = "input", "slices", "room", "copies", "end"
 
 _WHOLE_WEIGHTS = (Gate.FORWARDS, Gate.RECOMPUTES, Gate.BACKWARDS)  # where they come for a residency
+_SLICES = (Meaning.SLICE, Meaning.SLICE_BACK)
 _ON_HOST = (Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)  # a step on the host, and the ways there
 
 
@@ -109,6 +111,8 @@ class Diagnosis:
             asked: number of microbatches that were asked for.
             finished: all of them are done here.
         """
+        if self._waits_at_joint():
+            return SLICES
         for entry in self._table.entries:
             row, counters, kind = entry.row, entry.counters, entry.kind
             if row.fills or (row.level == 0 and row.admitted is always):
@@ -119,6 +123,15 @@ class Diagnosis:
         if self._waits_for_copies():
             return COPIES
         return END if finished else INPUT
+
+    def _waits_at_joint(self) -> bool:
+        """A task has begun whose next piece lacks slices."""
+        return any(
+            counter in _SLICES
+            for entry in (self._table.entries if self._job.joints else ())
+            if entry.head().part > 0
+            for _, counter in entry.counters.missing(entry.kind)
+        )
 
     def _waits_for_copies(self) -> bool:
         """A step, a forward or a backward lacks nothing but what is on its way; or a
@@ -159,5 +172,4 @@ class Diagnosis:
 
 def _named(counter: Counter) -> str:
     """What of a counter has not come, in words."""
-    is_slice = counter in (Meaning.SLICE, Meaning.SLICE_BACK)
-    return f"a {counter.value}" if is_slice else counter.value
+    return f"a {counter.value}" if counter in _SLICES else counter.value

@@ -130,12 +130,11 @@ def _launcher(facts: Facts) -> Iterator[Finding]:
     except LaunchError as error:
         yield Finding(Level.PROBLEM, "launcher", str(error))
     else:
-        yield Finding(
-            Level.OK,
-            "launcher",
-            f"{facts.launcher.launcher}: {plural(facts.mpi.size, 'rank')}, {facts.mpi.on_node} on "
-            "this node",
-        )
+        here = facts.mpi.on_node
+        text = f"{facts.launcher.launcher}: {plural(facts.mpi.size, 'rank')}, {here} on this node"
+        if here > 1:  # members are consecutive ranks
+            text += f"; a team of up to {here} members (parallel.tensor) can stay on it"
+        yield Finding(Level.OK, "launcher", text)
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:

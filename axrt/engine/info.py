@@ -137,6 +137,7 @@ class EngineInfo:
             schedule=described(self.schedule, self._job, self.config.memory),
             reductions=self._job.reductions,
             residencies=self._job.residencies_a_step,
+            team=self._job.team,
             spans=self._rank.trace.spans,
             pauses=self._rank.trace.pauses,
             messages=self._rank.trace.messages,

@@ -65,17 +65,18 @@ def table(answers: Mapping[int, Answer], processes: Sequence[str] = ()) -> Itera
     Args:
         processes: where each rank is, for those that have not; () where that is not known.
     """
-    size = next(iter(answers.values())).size
-    yield "rank  state     since      task          lacks"
+    size, members = max((answer.size, answer.members) for answer in answers.values())
+    yield f"rank  {'member  ' * (members > 1)}state     since      task          lacks"
     for rank in range(size):
         answer = answers.get(rank)
+        name = f"{rank:<5}" + f" {rank % members:<7}" * (members > 1)
         if answer is None:
             where = processes[rank] if len(processes) == size else ""
-            yield f"{rank:<5} no answer {where}".rstrip()
+            yield f"{name} no answer {where}".rstrip()
             continue
         since = f"{answer.since_s:.1f} s"
         lacks = _shortened(answer.lacks)
-        line = f"{rank:<5} {answer.state:<9} {since:<10} {answer.task:<13} {lacks}"
+        line = f"{name} {answer.state:<9} {since:<10} {answer.task:<13} {lacks}"
         yield line.rstrip()
     yield from verdicts(dict(answers), size)
 

@@ -17,6 +17,7 @@ class WaitDiagnosis(Observer):
     awaited and who owes it.
 
     Args:
+        rank: number of the rank, and which member it is where several hold a stage, in words.
         patience_s: seconds of waiting until the first text; each later text comes after twice as
             long.
         say: function that takes the text.
@@ -25,7 +26,7 @@ class WaitDiagnosis(Observer):
 
     def __init__(
         self,
-        rank: int,
+        rank: str,
         activity: Activity,
         patience_s: float = 60.0,
         say: Callable[[str], None] = _to_stderr,

@@ -64,6 +64,7 @@ class Answer:
     lacks: str  # what it lacks, if it waits
     owing: tuple[int, ...]  # ranks that owe that
     stacks: dict[str, str]  # Python stacks of its threads, by name; {} where nobody has asked
+    members: int = 1  # number of ranks that hold each stage together, a team
 
     @classmethod
     def read(cls, file: Path) -> "Answer | None":
@@ -88,6 +89,7 @@ _OF_AN_ANSWER: Fits = {
     "lacks": is_text,
     "owing": are_counts,
     "stacks": are_named_texts,
+    "members": lambda value: is_count(value) and 0 < value <= _MOST_RANKS,
 }
 
 
@@ -108,10 +110,15 @@ class _Question(NamedTuple):
 
 
 class Inspection(Observer):
-    """Answers for one rank."""
+    """Answers for one rank.
 
-    def __init__(self, rank: int, size: int, activity: Activity) -> None:
+    Args:
+        members: number of ranks that hold each stage together.
+    """
+
+    def __init__(self, rank: int, size: int, activity: Activity, members: int = 1) -> None:
         self._rank, self._size, self._activity = rank, size, activity
+        self._members = members
         self._waits_since_s = 0.0
         self._wait: Wait | None = None
         self._question: _Question | None = None
@@ -196,6 +203,7 @@ class Inspection(Observer):
             lacks,
             owing,
             _stacks() if question.stacks else {},
+            self._members,
         )
         with suppress(OSError):  # whoever has asked may have gone
             text = json.dumps(asdict(answer)).encode(errors="replace")

@@ -13,7 +13,7 @@ from itertools import groupby
 from math import floor, log10
 from statistics import median
 
-from axrt.scheduler.lacks import COPIES, END, INPUT, ROOM
+from axrt.scheduler.lacks import COPIES, END, INPUT, ROOM, SLICES
 from axrt.scheduler.simulation.timeline import Pause, Span, Timeline
 from axrt.scheduler.task import AnyKind, Kind
 
@@ -49,6 +49,7 @@ _NAMES_BESIDE = {
 }
 _GAPS = {  # by the cause of a pause: class and words
     INPUT: ("gi", "idle: nothing has come"),
+    SLICES: ("gs", "idle: other members have not sent theirs"),
     ROOM: ("gr", "idle: no room under the cap"),
     COPIES: ("gc", "idle: state is on its way"),
     END: ("ge", "idle: nothing is left"),
@@ -60,11 +61,11 @@ text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#f
 .t{font-size:13px;font-weight:bold}
 .f{fill:#3b6fb6}.c{fill:#8a63b0}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.o{fill:#777}
 .p{fill:#b04a5a}.in{fill:#5d7f99}.out{fill:#99855d}.l{font-size:9px}
-.gi{fill:#f3d9d9}.gr{fill:#f6e7bf}.gc{fill:#d9e6f3}.ge{fill:#e4e4e4}.e{stroke:#222;stroke-width:1.5}
+.gi{fill:#f3d9d9}.gs{fill:#e6d9f0}.gr{fill:#f6e7bf}.gc{fill:#d9e6f3}.ge{fill:#e4e4e4}.e{stroke:#222;stroke-width:1.5}
 .x{text-anchor:middle}.a{stroke:#888}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
 rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}rect.s{stroke:none}.d{opacity:.72}
 @media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ddd}.n{fill:#fff}
-.r{fill:#24272d}.gi{fill:#4a3034}.gr{fill:#4a4330}.gc{fill:#30404a}.ge{fill:#33363c}.e{stroke:#eee}
+.r{fill:#24272d}.gi{fill:#4a3034}.gs{fill:#41344d}.gr{fill:#4a4330}.gc{fill:#30404a}.ge{fill:#33363c}.e{stroke:#eee}
 rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#777}}
 """
 
@@ -130,6 +131,8 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
         mine = [span for span in everything if span.task.kind not in beside]
         shallowest = min(span.task.stage for span in mine)
         yield f'<text x="8" y="{top + 15}">rank {rank}</text>'
+        if line.team > 1:
+            yield f'<text class="l" x="8" y="{top + 27}">member {rank % line.team}</text>'
         size = f'width="{width - _LEFT - _RIGHT}" height="{_ROW}"'
         yield f'<rect class="r" x="{_LEFT}" y="{top}" {size}/>'
         yield from (_pause(of, top, scale) for of in line.pauses if of.rank == rank)

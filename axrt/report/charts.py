@@ -30,7 +30,7 @@ _OF_KIND = {
     Kind.VOTE: GREY,
     Kind.STEP: RED,
 }
-_OF_CAUSE = dict(zip(CAUSES, (RED, YELLOW, PURPLE, GREY), strict=True))
+_OF_CAUSE = dict(zip(CAUSES, (RED, OLIVE, YELLOW, PURPLE, GREY), strict=True))
 _OF_MEANINGS = BLUE, GREEN, ORANGE, PURPLE, SKY, RED, YELLOW, WINE, GREY, OLIVE
 Rows = list[list[str]]
 
@@ -188,9 +188,9 @@ def _idle(traced: Traced) -> Chart:
         for rank in ranks
     ]
     says = (
-        "Why each rank ran nothing in the traced steps: it lacked an input; there was no room "
-        "under its cap; it waited for copies of state; or it had come to its end. The loop's own "
-        "time has none."
+        "Why each rank ran nothing in the traced steps: it lacked an input, or slices of other "
+        "members of its team; there was no room under its cap; it waited for copies of state; or "
+        "it had come to its end. The loop's own time has none."
     )
     return Chart("idle", "Idle time", says, traces, layout, ["rank", "all", *CAUSES], rows)
 

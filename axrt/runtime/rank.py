@@ -88,11 +88,11 @@ class Rank:
         self.hears: dict[Topic, Callable[[ControlMessage, Any], None]] = {}
         self._heartbeat = world.heartbeat(config.run.patience_s)
         activity = Activity()
-        self.inspection = Inspection(self.number, self.size, activity)
+        self.inspection = Inspection(self.number, self.size, activity, config.parallel.tensor)
         watching = (
             *observers,
             self.inspection,
-            WaitDiagnosis(self.number, activity),
+            WaitDiagnosis(f"{self.number}{self.mesh.named_member}", activity),
             *((self.trace,) * (config.run.trace_steps > 0)),
         )
         compute = compute_on(self.device)

@@ -63,6 +63,11 @@ class Mesh:
         return self.rank % self.tensor
 
     @property
+    def named_member(self) -> str:
+        """Which member this rank is, to stand behind its number; "" without teams."""
+        return f" (member {self.member} of {self.tensor})" if self.tensor > 1 else ""
+
+    @property
     def place(self) -> int:
         """Place of this rank in its replica, as `Job.place_of` has them."""
         return self.pipe_rank * self.tensor + self.member

@@ -167,6 +167,7 @@ class _Simulation:
             job.microbatches,
             reductions=job.reductions,
             residencies=job.residencies_a_step,
+            team=job.team,
         )
         self._running: set[tuple[int, Queue]] = set()
         self._events: list[

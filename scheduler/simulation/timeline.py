@@ -85,6 +85,7 @@ class Timeline:
     reductions: int = 1  # number of times that a step adds a bucket up over its copies
     # number of times that weights of each stage come for a step; () where they stay
     residencies: tuple[int, ...] = ()
+    team: int = 1  # number of members that hold each stage, in consecutive rows
     spans: list[Span] = field(default_factory=list)  # tasks that ran, by start
     pauses: list[Pause] = field(default_factory=list)  # times in which a rank could run nothing
     # messages between ranks; () where they were not kept, as in simulations
@@ -338,10 +339,11 @@ def _check(line: Timeline) -> None:
     Raises:
         ValueError, TypeError: there is such a thing.
     """
-    counts = (line.ranks, line.microbatches, line.reductions, *line.residencies)
+    counts = (line.ranks, line.microbatches, line.reductions, line.team, *line.residencies)
     if not all(isinstance(count, int) and count > 0 for count in counts):
         raise ValueError(
-            f"numbers {str(counts)[:80]} of ranks, microbatches, reductions and residencies"
+            f"numbers {str(counts)[:80]} of ranks, microbatches, reductions, members "
+            "and residencies"
         )
     if not isinstance(line.schedule, dict):
         raise ValueError(f"schedule is {line.schedule!r}")

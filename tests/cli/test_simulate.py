@@ -911,5 +911,9 @@ def test_a_rank_waits_at_joints_or_fills_that_time(
             f"world.fill={fill}",
         )
         assert result.exit_code == 0, result.output
-        found[fill] = json.loads(result.output)["makespan"]
+        figures = json.loads(result.output)
+        found[fill] = figures["makespan"]
+        if fill == "never":  # 7 joints in each forward and backward of 16 microbatches
+            of_ranks = figures["idle_by_cause"]["slices"]
+            assert of_ranks == pytest.approx([2 * 7 * 16 * float(exchange)] * 8)
     assert found == pytest.approx({"never": waits, "always": fills, "auto": min(waits, fills)})

@@ -24,7 +24,7 @@ def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
 
     wait = Wait(what, lambda: "input", set[int])
     activity = Activity()
-    diagnosis = WaitDiagnosis(1, activity, patience_s=60, say=said.append, now=lambda: now[0])
+    diagnosis = WaitDiagnosis("1", activity, patience_s=60, say=said.append, now=lambda: now[0])
     for second in (0, 30, 61, 90, 125, 200):
         now[0] = second
         diagnosis.waiting(wait)

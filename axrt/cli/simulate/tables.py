@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from axrt.scheduler.lacks import CAUSES, COPIES, END, INPUT, ROOM
+from axrt.scheduler.lacks import CAUSES, COPIES, END, INPUT, ROOM, SLICES
 from axrt.scheduler.plural import plural
 from axrt.scheduler.simulation.comparison import Run
 from axrt.scheduler.simulation.schedules import Outcome
@@ -18,6 +18,7 @@ _NO_TERMINAL = 500  # columns
 # By cause of an idle rank: the heading of a column, and the same in a sentence.
 _CAUSES = {
     INPUT: ("no input", "nothing has come"),
+    SLICES: ("no slices", "other members have not sent theirs"),
     ROOM: ("no room", "there is no room under the cap"),
     COPIES: ("copies", "state is on its way"),
     END: ("nothing left", "nothing is left"),
@@ -73,9 +74,9 @@ def show_schedules(
 
 
 def _causes_in(*idle_by_cause: dict[str, list[float]]) -> list[str]:
-    """The causes to show: copies only where a rank has waited for some."""
-    waited = any(map(sum, (of[COPIES] for of in idle_by_cause)))
-    return [cause for cause in CAUSES if waited or cause != COPIES]
+    """The causes to show: copies and slices only where a rank has waited for some."""
+    waited = {cause for cause in CAUSES if any(map(sum, (of[cause] for of in idle_by_cause)))}
+    return [cause for cause in CAUSES if cause in waited or cause not in (COPIES, SLICES)]
 
 
 def show_search(found: list[Outcome], least: float, times: float = 1.0, rows: int = 12) -> None:

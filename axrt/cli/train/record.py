@@ -77,6 +77,7 @@ class Record:
             **asdict(engine.schedule),
             "placement": engine.placement,
             "cuts": list(engine.cuts),
+            "members": engine.config.parallel.tensor,
         }
         self._not_written: dict[str, Any] | None = self._schedule
         self._last_s, self._last_step = time.perf_counter(), engine.step
