@@ -82,7 +82,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         for home in _HOMES:
             if hasattr(module := import_module(home), name):
-                return getattr(module, name)
+                # Kept: layers of a team ask for `axrt.Gathered` in each of their pieces.
+                return globals().setdefault(name, getattr(module, name))
     try:
         return import_module(f"axrt.{name}")
     except ModuleNotFoundError as error:
