@@ -123,22 +123,35 @@ def _of_teams(config: "Config") -> Iterator[str]:
             f"memory.zero = {memory.zero} with parallel.tensor = {tensor}, whose weights are not "
             "let go within a step yet; expected memory.zero = 2, or parallel.tensor = 1"
         )
-    if config.parallel.gather_again and memory.offload_activations:
-        yield (
-            "parallel.gather_again = true with memory.offload_activations = "
-            f"{memory.offload_activations}: both exchange the memory of what autograd saves; "
-            "expected one of them"
-        )
     for name, found, expected in rows:
         if found != expected:
             yield (
                 f"{name} = {found!r} with parallel.tensor = {tensor}, which does not take it yet; "
                 f"expected {name} = {expected!r}, or parallel.tensor = 1"
             )
+    yield from _of_gathering(config)
     if config.schedule.policy == "auto":
         yield (
             f"schedule.policy = 'auto' with parallel.tensor = {tensor}, whose layers are not "
             "measured yet; expected the name of a policy, or ''"
+        )
+
+
+def _of_gathering(config: "Config") -> Iterator[str]:
+    """What does not go with `parallel.gather_again`."""
+    if not config.parallel.gather_again:
+        return
+    if config.memory.offload_activations:
+        yield (
+            "parallel.gather_again = true with memory.offload_activations = "
+            f"{config.memory.offload_activations}: both exchange the memory of what autograd "
+            "saves; expected one of them"
+        )
+    if config.precision.compute != "float32":
+        yield (
+            "parallel.gather_again = true with precision.compute = "
+            f"{config.precision.compute!r}: narrow copies of what is gathered are kept, and "
+            "nothing would be let go; expected precision.weights, or parallel.gather_again = false"
         )
 
 

@@ -49,7 +49,7 @@ class StageEvaluation:
         self._open: dict[int, Generator[Joint, Any, Any]] = {}
         self.outputs = Outputs.TOKENS
         if self._team.size == 1 or of_team.loss_is_whole:
-            self.outputs = Outputs.LOGITS if of_team.cuts_vocabulary else Outputs.ALL
+            self.outputs = Outputs.LOGITS if runs.makes_logits else Outputs.ALL
 
     @torch.no_grad()
     def run(self, number: int, inputs: Any, target: Any) -> Any:

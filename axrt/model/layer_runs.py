@@ -4,6 +4,7 @@ they compute in. An error says which layer raised it, and what that was given.""
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from axrt.errors import ModelError, OutputTypeError
 from axrt.scheduler.job import Job
+from axrt.transport.payload import copied
 
 from .compiler import Compiler
 from .in_pieces import InPieces, Jointed
@@ -21,6 +23,7 @@ from .pausing import pausing_behind, pieces_of
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
 from .seeds import BorrowedGenerator
 from .team_layers import (
+    DRAWS_APART,
     OF_ONE,
     BufferWatch,
     TeamLayers,
@@ -31,7 +34,7 @@ from .team_layers import (
     sums_in,
     tensors_in,
 )
-from .vocabulary import CutLogits, numbers_of
+from .vocabulary import CutLogits, check_logits, looked_up, numbers_of
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class LayerRuns:
     Attributes:
         first_layer: the same.
         has_pauses: True if some layer's forward pauses where members of a team exchange slices.
+        makes_logits: True if the last layer makes logits of a part of the vocabulary.
     """
 
     def __init__(
@@ -91,6 +95,10 @@ class LayerRuns:
             settings.of_team.way_of(place, layer) for place, layer in enumerate(layers, first_layer)
         ]
         self.has_pauses = Way.PAUSES in self._ways
+        self.makes_logits = self._ways[-1:] == [Way.LOGITS]
+        for place, (way, layer) in enumerate(zip(self._ways, layers, strict=True)):
+            if way is Way.ROWS and isinstance(layer, nn.Embedding):
+                self._run[place] = partial(looked_up, layer, self._team)
         self._rows = [
             settings.of_team.cut_by_rows(place, layer) if self._team.size > 1 else []
             for place, layer in enumerate(layers, first_layer)
@@ -101,13 +109,12 @@ class LayerRuns:
             for one in (rows if way is Way.PAUSES else ())
         ]
         # The index of a member that draws for itself, of each layer.
-        alike = (Way.WHOLE, Way.LOGITS, Way.PAUSES)
         self._draws = [
-            None if way in alike or self._team.size == 1 else self._team.member
+            self._team.member if way in DRAWS_APART and self._team.size > 1 else None
             for way in self._ways
         ]
         self._in_all = job.microbatches_in_all * self._team.size
-        self._buffers = BufferWatch(layers)
+        self._buffers, self._looks = BufferWatch(layers), settings.looks
         self._scale_of = settings.scale_of
         self._generator, self._device = settings.generator, settings.generator.device
         self._types, self._between = settings.types, settings.types.between
@@ -158,7 +165,7 @@ class LayerRuns:
             else:
                 value = yield from self._by_its_pieces(number, value, place)
         if self.has_loss and self._team.size > 1 and end == len(self):
-            if self._of_team.cuts_vocabulary:
+            if self.makes_logits:
                 value = yield from self._with_numbers(value, target)
             elif self._of_team.loss_is_whole:
                 value = yield gathered(value)
@@ -185,7 +192,7 @@ class LayerRuns:
             )
         numbers = Gathered(numbers_of(logits, targets, self._team))
         logits, of_all = yield logits, numbers
-        return CutLogits(logits, of_all, self._team)
+        return CutLogits(logits, of_all, targets, self._team)
 
     def _by_its_pieces(self, number: int, value: Any, place: int) -> Generator[Any, Any, Any]:
         layer = self._layers[place]
@@ -202,11 +209,15 @@ class LayerRuns:
         """Run what this member runs of a layer; it is given its tokens, and has its tokens
         after."""
         at, way = self.first_layer + place, self._ways[place]
-        if way in (Way.WHOLE, Way.LOGITS):
+        if way in (Way.WHOLE, Way.LOGITS, Way.ROWS):
             if at:
                 value = yield gathered(value)
+            if way is Way.LOGITS:
+                return self._logits(number, value, place)
             value = self.run(number, value, place, place + 1)
-            return value if way is Way.LOGITS else own_tokens(value, self._team)
+            if way is Way.ROWS:
+                return (yield Sum(value))
+            return own_tokens(value, self._team)
         layer = self._layers[place]
         name = f"layer {at} ({type(layer).__name__})"
         if way is Way.PAUSES:
@@ -223,6 +234,17 @@ class LayerRuns:
         self._buffers.check(place, buffers, name)
         check_tokens(f"behind {name}", *before, value)
         return value
+
+    def _logits(self, number: int, value: Any, place: int) -> Any:
+        """Run the layer whose vocabulary is cut."""
+        layer, buffers = self._layers[place], self._buffers.before(place)
+        run = partial(self.run, number, first=place, end=place + 1)
+        if self._looks and self._of_team.begins(self.first_layer + place):
+            linear = self._of_team.logits_in(self.first_layer + place, layer)
+            check_logits(linear, self._team, lambda: run(value=copied(value)))
+        made = run(value=value)
+        self._buffers.check(place, buffers, type(layer).__name__)
+        return made
 
     def _with_pauses(
         self, number: int, value: Any, place: int, name: str
@@ -327,11 +349,20 @@ class LayerRuns:
         if self._team.size > 1 and not self._of_team.loss_is_whole:
             target = self._of_team.own(target)
             check_tokens("the loss, which takes each token by itself", outputs, target)
-        if self._types.compute is None:
-            found = self._loss_fn(outputs, target)
-        else:
-            with self._computing():
+        try:
+            if self._types.compute is None:
                 found = self._loss_fn(outputs, target)
+            else:
+                with self._computing():
+                    found = self._loss_fn(outputs, target)
+        except (AttributeError, TypeError) as error:
+            if not isinstance(outputs, CutLogits):
+                raise
+            raise ModelError(
+                f"the loss takes no part of the logits ({error}), and members of a team share out "
+                "the vocabulary; expected axrt.cross_entropy or axrt.masked_cross_entropy, or a "
+                "loss that hands what it is given to them"
+            ) from error
         loss, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         if not (
             _is_one_number(loss)

@@ -31,6 +31,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from axrt.device.device import is_on_host
 from axrt.device.queues import current_stream
+from axrt.errors import ModelError
 from axrt.store.flat import hollow
 
 ALIGNMENT = 64  # bytes, as torch's own memory has: the bits of a product may depend on that
@@ -155,12 +156,19 @@ class SavedTensors:
     def _may_leave(self, tensor: Tensor) -> bool:
         return (
             type(tensor) in (Tensor, nn.Parameter)
-            and tensor.layout is torch.strided
             and tensor.device == self._device
-            and tensor.numel() > 0
-            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+            and may_be_exchanged(tensor)
             and not self._is_own(tensor)
         )
+
+
+def may_be_exchanged(tensor: Tensor) -> bool:
+    """The memory of a tensor of no subclass may go and come."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    )
 
 
 def unpack(holder: Holder) -> Tensor:
@@ -168,9 +176,15 @@ def unpack(holder: Holder) -> Tensor:
 
     Raises:
         RuntimeError: it was changed in place since.
+        ModelError: its memory is not here.
     """
     tensor = holder.tensor
-    assert holder.away is None, "a saved tensor is read while its memory is not on the device"
+    if holder.away is not None:
+        raise ModelError(
+            f"what autograd has saved, a tensor of shape {tuple(tensor.shape)}, is read while its "
+            "memory is away: something of a layer went past its output to a later one; expected "
+            "all that passes between layers, or pieces of a layer, to be inputs and outputs"
+        )
     if tensor._version != holder.version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "

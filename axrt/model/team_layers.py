@@ -8,6 +8,8 @@ it."""
 #   TOKENS   each token by itself, as the user has said: a member gives it its own tokens
 #   LOGITS   the last layer, whose vocabulary is cut: a member makes some of the logits of all
 #            tokens, for a loss that knows of it (`vocabulary.py`)
+#   ROWS     an embedding whose vocabulary is cut: a member looks all tokens up in its rows, and a
+#            joint behind it adds up
 #   WHOLE    any other: each member runs all tokens, put together at a joint before it, and goes on
 #            with its own
 #
@@ -46,7 +48,11 @@ class Way(Enum):
     PAUSES = "all tokens, with pauses"
     TOKENS = "its own tokens"
     LOGITS = "all tokens, with some of the vocabulary"
+    ROWS = "all tokens, in some rows"
     WHOLE = "all tokens"
+
+
+DRAWS_APART = (Way.PIECES, Way.TOKENS)  # ways in which each member draws numbers of its own
 
 
 class TeamLayers:
@@ -66,11 +72,6 @@ class TeamLayers:
         """The loss is that of all tokens."""
         return self.team.size > 1 and self.plan.get(LOSS) != TOKEN
 
-    @property
-    def cuts_vocabulary(self) -> bool:
-        """What the last layer makes are logits of a part of the vocabulary."""
-        return self.team.size > 1 and VOCABULARY in self.plan.values()
-
     def way_of(self, place: int, layer: Layer) -> Way:
         """What a member runs of a layer.
 
@@ -83,8 +84,11 @@ class TeamLayers:
         if isinstance(module, nn.Module) and (cuts := self._cuts(place, module)):
             if isinstance(module, Jointed):
                 return Way.PIECES
-            way = Way.LOGITS if VOCABULARY in cuts else Way.PAUSES
-            return way if self.team.size > 1 else Way.WHOLE
+            if self.team.size == 1:
+                return Way.WHOLE
+            if VOCABULARY not in cuts:
+                return Way.PAUSES
+            return Way.ROWS if isinstance(module, nn.Embedding) else Way.LOGITS
         by_tokens = any(
             way == TOKEN and fnmatchcase(str(place), pattern) for pattern, way in self.plan.items()
         )
@@ -107,6 +111,16 @@ class TeamLayers:
             for _, way in cuts_in(self.plan, path)
             if way == ROW
         ]
+
+    def logits_in(self, place: int, layer: nn.Module) -> nn.Linear:
+        """The matrix of the last layer that makes a part of the logits."""
+        (found,) = (
+            module
+            for path, module in layer.named_modules(prefix=str(place))
+            if any(way == VOCABULARY for _, way in cuts_in(self.plan, path))
+        )
+        assert isinstance(found, nn.Linear)
+        return found
 
     def begins(self, place: int) -> bool:
         """It is the first forward of a layer here."""
@@ -156,7 +170,7 @@ class TeamLayers:
             module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
             assert isinstance(module, nn.Module)
             return before + JOINTS_OF_A_ROW * len(self.cut_by_rows(place, module))
-        return before
+        return before + (way is Way.ROWS)
 
     def own(self, value: Any) -> Any:
         """The member's tokens of inputs or targets.

@@ -3,6 +3,7 @@
 #   column   a member has some of the outputs: rows of the weight, and of the bias
 #   row      a member has some of the inputs: columns of the weight. What it computes are addends
 #            of all outputs, so the bias is with the first member alone
+#   vocabulary  as a column; of an embedding, some of its rows
 #
 # A layer is built whole, with the weights that it has on one rank, and then cut. So what a run
 # begins from does not depend on the number of members.
@@ -89,22 +90,27 @@ class TensorCuts:
             return
         for path, module in layer.named_modules(prefix=str(place)):
             for _, way in cuts_in(self._plan, path):
-                assert isinstance(module, nn.Linear)
+                assert isinstance(module, nn.Linear | nn.Embedding)
                 self._cut(path, module, way)
             for _, name in divided_in(self._plan, path, module):
                 value, size = getattr(module, name), self.team.size
                 whole = isinstance(value, tuple)
                 setattr(module, name, tuple(n // size for n in value) if whole else value // size)
 
-    def _cut(self, path: str, module: nn.Linear, way: str) -> None:
+    def _cut(self, path: str, module: nn.Linear | nn.Embedding, way: str) -> None:
         dims = {"weight": 1, "bias": None} if way == ROW else {"weight": 0, "bias": 0}
-        widths = (module.in_features,) if way == ROW else blocks_of(way, module.out_features)
-        is_trained = module.bias is not None and module.bias.requires_grad
+        rows, inputs = module.weight.shape
+        widths = (inputs,) if way == ROW else blocks_of(way, rows)
+        bias = getattr(module, "bias", None)
+        is_trained = bias is not None and bias.requires_grad
         for name, parameter in list(module.named_parameters()):
             part = Part(dims[name], parameter.shape, self.team, widths)
             self.parts[f"{path}.{name}"] = part
             mine = _parameter(part.of(parameter), parameter) if part.is_here else None
             module.register_parameter(name, mine)
+        if isinstance(module, nn.Embedding):
+            module.num_embeddings = len(module.weight)
+            return
         module.out_features, module.in_features = module.weight.shape
         if is_trained and module.bias is None:
             module.register_forward_hook(_wanting_gradient)

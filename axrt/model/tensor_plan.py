@@ -5,7 +5,8 @@ anything is built."""
 #   "*.qkv": "column:3"                some of each of three equal blocks of its outputs, or
 #            "column:64,16,16"         of blocks of these sizes
 #   "*.down": "row"                    a member has some of its inputs
-#   "*.head": "vocabulary"             a member has some of the logits that the model ends with
+#   "*.head": "vocabulary"             a member has some of the logits that the model ends with, or
+#   "0": "vocabulary"                  some of the rows of an embedding that is a layer
 #   "*.attention.heads": "divide"      an attribute, one number or several, is that of a member
 #   "5": "token", "loss": "token"      a layer, or the loss, takes each token by itself
 
@@ -22,6 +23,7 @@ from axrt.scheduler.plural import plural
 
 from .in_pieces import Jointed
 from .layers import Layer, LayerSpec, TiedLayerSpec, without_memory
+from .loss import Loss
 from .pausing import check_can_pause
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ def check_cuts(model: "PipelineModule", size: int) -> None:
     check = _Check(model.tensor, size)
     for place, layer in enumerate(model.layers):
         check.layer(place, layer)
-    check.vocabulary(len(model.layers) - 1)
+    check.vocabulary(len(model.layers) - 1, isinstance(model.layers[-1], Loss))
     check.all_matched(len(model.layers))
 
 
@@ -139,6 +141,8 @@ class _Check:
         """Check that what a layer without pieces makes of its columns is added up."""
         named = list(layer.named_modules(prefix=str(place)))
         ways = [way for path, _ in named for _, way in cuts_in(self._plan, path)]
+        if ways == [VOCABULARY] and isinstance(layer, nn.Embedding):
+            return
         if VOCABULARY in ways:
             self._vocabulary += [
                 path
@@ -164,14 +168,20 @@ class _Check:
             )
         check_can_pause()
 
-    def vocabulary(self, last: int) -> None:
+    def vocabulary(self, last: int, is_loss: bool) -> None:
         """Check that what makes a part of the logits does so for the loss.
 
         Args:
             last: index of the last layer.
+            is_loss: it is the loss, which has weights or buffers.
         """
         if not self._vocabulary:
             return
+        if is_loss:
+            raise ConfigError(
+                f"tensor: {self._vocabulary[0]} is cut by 'vocabulary', and the loss has weights "
+                "or buffers; expected a loss without, such as axrt.cross_entropy"
+            )
         if self._plan.get(LOSS) == TOKEN or any(
             path.partition(".")[0] != str(last) for path in self._vocabulary
         ):
@@ -221,15 +231,14 @@ class _Check:
 
     def _cut(self, path: str, module: nn.Module, way: str) -> None:
         size = self._size
-        if type(module) is not nn.Linear:
+        is_looked_up = way == VOCABULARY and type(module) is nn.Embedding and path.isdigit()
+        if type(module) is not nn.Linear and not is_looked_up:
             raise ConfigError(
                 f"tensor: {path} is a {type(module).__name__}; expected an nn.Linear to cut by "
-                f"{way}"
+                f"{way}{', or an nn.Embedding that is a layer' * (way == VOCABULARY)}"
             )
         _check_plain(path, module)
-        whole, of = (
-            (module.in_features, "inputs") if way == ROW else (module.out_features, "outputs")
-        )
+        whole, of = _width_of(module, way)
         widths = (whole,) if way == ROW else blocks_of(way, whole)
         if sum(widths) != whole:
             raise ConfigError(
@@ -265,8 +274,16 @@ class _Check:
                 )
 
 
-def _check_plain(path: str, module: nn.Linear) -> None:
-    """Check that nothing but its forward knows a linear module's weights."""
+def _width_of(module: nn.Module, way: str) -> tuple[int, str]:
+    """What is shared out of a module, and what it is called."""
+    if isinstance(module, nn.Embedding):
+        return module.num_embeddings, "rows"
+    assert isinstance(module, nn.Linear)
+    return (module.in_features, "inputs") if way == ROW else (module.out_features, "outputs")
+
+
+def _check_plain(path: str, module: nn.Module) -> None:
+    """Check that nothing but its forward knows a module's weights, and that it has no options."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -282,7 +299,14 @@ def _check_plain(path: str, module: nn.Linear) -> None:
     if any(hooks) or any(of_weights) or list(module.children()) or names - {"weight", "bias"}:
         raise ConfigError(
             f"tensor: {path} has hooks, weights or modules of its own, and it is cut; expected a "
-            "plain nn.Linear"
+            f"plain nn.{type(module).__name__}"
+        )
+    options = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
+    found = {name: getattr(module, name, None) for name in options}
+    if some := [name for name, one in found.items() if one is not None and one is not False]:
+        raise ConfigError(
+            f"tensor: {path} is an nn.Embedding with {', '.join(some)}, and it is cut; expected "
+            "one without"
         )
 
 

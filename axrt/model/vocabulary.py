@@ -1,4 +1,4 @@
-"""Cross entropy, also over a vocabulary that members of a team share out."""
+"""Cross entropy and embeddings, also of a vocabulary that members of a team share out."""
 
 # A member has the logits of its part of the vocabulary, for all tokens. What it takes to know the
 # loss of a token is the logarithm of the sum of exponentials of each part, and the logit of the
@@ -6,13 +6,16 @@
 # at a joint. Their gradients need no exchange, since that of a logit is its probability, less 1 for
 # the target.
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from axrt.errors import ModelError
 from axrt.runtime.losses import IGNORED
 
 from .joints import Team
@@ -27,11 +30,13 @@ class CutLogits:
         logits: of this member's part of the vocabulary, shape (..., tokens, part).
         numbers: what `numbers_of` has made on all members, one after the other, shape (..., members
             x tokens, 2).
+        targets: tokens that the numbers are of.
         team: this member, and how many there are.
     """
 
     logits: Tensor
     numbers: Tensor
+    targets: Tensor
     team: Team
 
     def losses(self, targets: Tensor) -> Tensor:
@@ -39,12 +44,27 @@ class CutLogits:
 
         Args:
             targets: tokens, shape (..., tokens), int64.
+        Raises:
+            ModelError: they are not those of the microbatch.
         """
+        self._check(targets)
         of_all = torch.stack(self.numbers.chunk(self.team.size, -2))
         sums, hit = of_all[..., 0].logsumexp(0), of_all[..., 1].sum(0)
-        place, is_here, counts = _places(self.logits, targets, self.team)
+        counts = targets != IGNORED
+        place, is_here = _places(self.logits.shape[-1], torch.where(counts, targets, 0), self.team)
         found = _Losses.apply(self.logits, sums - hit, sums, place, is_here, self.team.size)  # type: ignore[no-untyped-call]
         return torch.where(counts, found, 0.0)
+
+    def _check(self, targets: Tensor) -> None:
+        if targets is self.targets:
+            return
+        same = targets.shape == self.targets.shape
+        if not same or not bool(((targets == self.targets) | (targets == IGNORED)).all()):
+            raise ModelError(
+                "the loss gives axrt.cross_entropy other targets than those of the microbatch, "
+                "while members of a team share out the vocabulary; expected those that it is "
+                f"given, or {IGNORED} in place of some"
+            )
 
 
 @torch.no_grad()
@@ -56,24 +76,41 @@ def numbers_of(logits: Tensor, targets: Tensor, team: Team) -> Tensor:
         logits: of this member's part of the vocabulary, shape (..., tokens, part).
         targets: tokens, shape (..., tokens), int64.
     Raises:
-        RuntimeError: a target is no token of the vocabulary; an accelerator asserts it.
+        ModelError: a target is no token of the vocabulary; an accelerator asserts it.
     """
-    place, is_here, _ = _places(logits, targets, team)
+    known = torch.where(targets != IGNORED, targets, 0)
+    place, is_here = _places(logits.shape[-1], known, team)
     wide = logits.float()
     hit = wide.gather(-1, place.unsqueeze(-1)).squeeze(-1)
     return torch.stack([wide.logsumexp(-1), torch.where(is_here, hit, 0.0)], -1)
 
 
-def _places(logits: Tensor, targets: Tensor, team: Team) -> tuple[Tensor, Tensor, Tensor]:
-    """The place of each target in this member's part, 0 where it is not there; whether it is there;
-    and whether it counts."""
-    part, counts = logits.shape[-1], targets != IGNORED
-    known = torch.where(counts, targets, 0)
-    # Looked up in nothing, which refuses what is no token as torch's loss does.
-    logits.new_zeros(()).expand(part * team.size).gather(0, known.flatten())
-    place = known - team.member * part
-    is_here = counts & (place >= 0) & (place < part)
-    return torch.where(is_here, place, 0), is_here, counts
+def looked_up(embedding: nn.Embedding, team: Team, tokens: Tensor) -> Tensor:
+    """What a member's rows of an embedding make of tokens: features, and zeros for tokens whose
+    rows another member has. The sum over members is what whole ones make.
+
+    Raises:
+        ModelError: one is no token of the vocabulary; an accelerator asserts it.
+    """
+    place, is_here = _places(embedding.num_embeddings, tokens, team)
+    found = embedding(place)
+    return torch.where(is_here.unsqueeze(-1), found, torch.zeros_like(found))
+
+
+def _places(part: int, tokens: Tensor, team: Team) -> tuple[Tensor, Tensor]:
+    """The place of each token in this member's part, 0 where it is not there; and whether it is
+    there."""
+    tokens, size = tokens.long(), part * team.size
+    try:  # looked up in nothing, which refuses what is no token as torch does
+        torch.zeros((), device=tokens.device).expand(size).gather(0, tokens.flatten())
+    except RuntimeError as error:
+        raise ModelError(
+            f"tokens or targets from {int(tokens.min())} to {int(tokens.max())}; expected 0 to "
+            f"{size - 1}, which the vocabulary has, and {IGNORED} for a target that does not count"
+        ) from error
+    place = tokens - team.member * part
+    is_here = (place >= 0) & (place < part)
+    return torch.where(is_here, place, 0), is_here
 
 
 class _Losses(torch.autograd.Function):
@@ -95,6 +132,7 @@ class _Losses(torch.autograd.Function):
         return losses.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits, sums, place, is_here = ctx.saved_tensors
         found = (logits.float() - sums.unsqueeze(-1)).exp_()
@@ -102,6 +140,52 @@ class _Losses(torch.autograd.Function):
         found.scatter_add_(-1, place.unsqueeze(-1), hit)
         found *= (gradients * ctx.members).unsqueeze(-1)
         return found.to(logits.dtype), None, None, None, None, None
+
+
+@torch.no_grad()
+def check_logits(logits: nn.Linear, team: Team, run: Callable[[], Any]) -> None:
+    """Check that a layer returns the logits of one of its matrices, or a function of each of them
+    alone: what it does with all of them, such as a softmax, would be done with a part.
+
+    Args:
+        run: function that runs the layer on the same inputs, and returns what that does.
+    Raises:
+        ModelError: it does not.
+    """
+
+    def whole(made: Tensor) -> Tensor:
+        return torch.cat([made] * team.size, -1)
+
+    def moved(made: Tensor) -> Tensor:
+        return whole(made).roll(1, -1)
+
+    def raised(made: Tensor) -> Tensor:
+        made = whole(made)
+        made[..., 0] = made.amax(-1) + 10
+        return made
+
+    plain, rolled, other = (_ran_with(logits, run, change) for change in (whole, moved, raised))
+    width = team.size * logits.out_features
+    if not (
+        isinstance(plain, Tensor)
+        and plain.shape[-1:] == (width,)
+        and torch.allclose(rolled, plain.roll(1, -1), rtol=1e-2, atol=1e-3, equal_nan=True)
+        and torch.allclose(other[..., 1:], plain[..., 1:], rtol=1e-2, atol=1e-3, equal_nan=True)
+    ):
+        raise ModelError(
+            f"a matrix that is cut by 'vocabulary' makes {width} logits, and its layer returns no "
+            "function of each of them by itself, such as a scale or a tanh; expected that, without "
+            "a softmax, a norm or a cut over the vocabulary"
+        )
+
+
+def _ran_with(logits: nn.Linear, run: Callable[[], Any], change: Callable[[Tensor], Tensor]) -> Any:
+    """What a layer returns where its logits are changed."""
+    hook = logits.register_forward_hook(lambda _, given, made: change(made))
+    try:
+        return run()
+    finally:
+        hook.remove()
 
 
 def cross_entropy(logits: Tensor | CutLogits, targets: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import axrt
-from axrt.errors import ConfigError
+from axrt.errors import ConfigError, ModelError
 from axrt.transport.local import LocalWorld
 
 from .reference import Item, configured, train_on_a_rank
@@ -16,6 +16,7 @@ from .test_tensor import (
     CUTS,
     MICROBATCHES,
     TOKENS,
+    WIDTH,
     Added,
     Inner,
     Normed,
@@ -64,6 +65,42 @@ class Holding(axrt.InPieces):
         super().__init__([Normed(), Holds(), AddedBoth()])
 
 
+class Negates(Inner):
+    """Reads a view of what is gathered that torch negates when it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH // 2))
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        pairs = given.reshape(*given.shape[:-1], -1, 2)
+        turned = torch.view_as_complex(pairs).conj().imag * self.scale
+        return super().forward((before, given + nn.functional.pad(turned, (0, WIDTH // 2))))
+
+
+class ReadsOne(Inner):
+    """Reads one of two tensors of a shape, and each member another one; also sparse numbers."""
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        one, other = given, (2 * given).detach()
+        if float(self.up.weight.detach().sum()) > 0:
+            one = other
+        mixed = torch.sparse.mm(torch.eye(WIDTH).to_sparse(), one.flatten(0, -2).t()).t()
+        return super().forward((before, mixed.view_as(given)))
+
+
+class Negating(axrt.InPieces):
+    def __init__(self) -> None:
+        super().__init__([Normed(), Negates(), Added()])
+
+
+class ReadingOne(axrt.InPieces):
+    def __init__(self) -> None:
+        super().__init__([Normed(), ReadsOne(), Added()])
+
+
 def of_pieces(layer: type[axrt.InPieces]) -> Callable[[], axrt.PipelineModule]:
     return lambda: axrt.PipelineModule(
         [axrt.LayerSpec(layer) for _ in range(3)], torch.nn.functional.mse_loss, tensor=CUTS
@@ -73,7 +110,10 @@ def of_pieces(layer: type[axrt.InPieces]) -> Callable[[], axrt.PipelineModule]:
 @pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize(
     ("model", "batches"),
-    [(language, few_sentences), (of_pieces(Writing), sequences), (of_pieces(Holding), sequences)],
+    [
+        (language, few_sentences),
+        *((of_pieces(layer), sequences) for layer in (Writing, Holding, Negating, ReadingOne)),
+    ],
 )
 def test_bits_stay(
     model: Callable[[], axrt.PipelineModule], batches: Callable[[int], list[Item]], policy: str
@@ -104,7 +144,37 @@ def test_a_block_sends_ten_slices_each_way_round(tensor: int) -> None:
     assert LocalWorld(tensor, 2).run(main) == [expected] * tensor
 
 
-def test_what_leaves_the_device_is_not_let_go() -> None:
-    config = {"parallel": {"tensor": 2, **AGAIN}, "memory": {"offload_activations": 1}}
-    with pytest.raises(ConfigError, match="expected one of them"):
-        axrt.Config.read(config)
+@pytest.mark.parametrize(
+    ("section", "keys", "text"),
+    [
+        ("memory", {"offload_activations": 1}, "expected one of them"),
+        ("precision", {"compute": "bfloat16"}, "nothing would be let go"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(section: str, keys: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        axrt.Config.read({"parallel": {"tensor": 2, **AGAIN}, section: keys})
+
+
+def test_what_passes_a_piece_aside_is_refused() -> None:
+    class Aside(Inner):
+        def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+            self.made = value[1] * 2
+            return super().forward(value)
+
+    class Reads(Added):
+        def __init__(self, inner: Aside) -> None:
+            super().__init__()
+            self._inner = [inner]
+
+        def forward(self, value: tuple[Tensor, Tensor]) -> Tensor:
+            size = value[0].shape[-2]
+            return super().forward(value) * self._inner[0].made[..., :size, :]
+
+    class Odd(axrt.InPieces):
+        def __init__(self) -> None:
+            inner = Aside()
+            super().__init__([Normed(), inner, Reads(inner)])
+
+    with pytest.raises(ModelError, match="aside|went past"):
+        trained(of_pieces(Odd), sequences, 1, 2, parallel=AGAIN)

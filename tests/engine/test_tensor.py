@@ -180,7 +180,8 @@ GPTS: dict[str, dict[str, Any]] = {
 def built_in(kind: str, document_end: int = -1) -> axrt.PipelineModule:
     model = {"vocab": VOCAB, "width": 16, "heads": 4, "layers": 2, "context": TOKENS}
     data = {"document_end": document_end}
-    return model_of(axrt.Config.read({"model": {**model, **GPTS[kind]}, "data": data}))
+    sections = {"model": {**model, **GPTS[kind]}, "data": data, "parallel": {"tensor": 2}}
+    return model_of(axrt.Config.read(sections))
 
 
 def few_sentences(step: int) -> list[Item]:
@@ -710,7 +711,7 @@ def test_a_module_given_as_it_is_is_not_cut() -> None:
 def test_words_of_a_plan_are_checked() -> None:
     with pytest.raises(ConfigError, match="expected a dict of words"):
         language_of({"*.up": 2})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="expected one of 'column', 'row', 'divide', 'token'"):
+    with pytest.raises(ConfigError, match="expected one of 'column', 'row', 'vocabulary'"):
         language_of({"*.up": "columns"})
     with pytest.raises(ConfigError, match="'loss' is 'row'; expected one of 'token'"):
         language_of({"loss": "row"})

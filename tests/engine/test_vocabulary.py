@@ -46,16 +46,16 @@ LAYERS = [
 ]
 
 
+PLAN = {**CUTS, "0": "vocabulary", "3": "vocabulary"}
+
+
 def means(**tensor: str) -> axrt.PipelineModule:
-    """Layers as they are, the last one with logits of a vocabulary that is cut."""
-    plan = {**CUTS, "3": "vocabulary", **tensor}
-    return axrt.PipelineModule(LAYERS, axrt.cross_entropy, tensor=plan)
+    """Layers as they are, the first and the last one with a vocabulary that is cut."""
+    return axrt.PipelineModule(LAYERS, axrt.cross_entropy, tensor={**PLAN, **tensor})
 
 
 def sums() -> axrt.PipelineModule:
-    return axrt.PipelineModule(
-        LAYERS, axrt.masked_cross_entropy, tensor={**CUTS, "3": "vocabulary"}
-    )
+    return axrt.PipelineModule(LAYERS, axrt.masked_cross_entropy, tensor=PLAN)
 
 
 def masked(step: int) -> list[Item]:
@@ -67,7 +67,7 @@ def masked(step: int) -> list[Item]:
 
 
 def joined(name: str, of_members: dict[int, Tensor]) -> Tensor:
-    if name.startswith("3."):
+    if name.startswith(("0.", "3.")):
         return torch.cat([of_members[member] for member in sorted(of_members)])
     return put_together(name, of_members)
 
@@ -161,18 +161,120 @@ def test_the_loss_of_logits_in_parts_is_that_of_whole_ones(members: int) -> None
     sent = [numbers_of(part, targets, team) for part, team in zip(parts, teams, strict=True)]
     numbers = torch.cat(sent, -2)
     for part, team, of in zip(parts, teams, expected.chunk(members, -1), strict=True):
-        loss = axrt.cross_entropy(CutLogits(part, numbers, team), targets)
+        loss = axrt.cross_entropy(CutLogits(part, numbers, targets, team), targets)
         torch.testing.assert_close(loss, axrt.cross_entropy(whole, targets))
         (found,) = torch.autograd.grad(loss, part)
         torch.testing.assert_close(found / members, of)
+
+
+class Ends(nn.Module):
+    """A last layer that does something behind its matrix."""
+
+    def __init__(self, behind: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.out, self._behind = nn.Linear(WIDTH, VOCAB), behind
+
+    def forward(self, value: Tensor) -> Tensor:
+        made: Tensor = self._behind(self.out(value))
+        return made
+
+
+class Gated(Ends):
+    """It makes logits with another matrix."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.sigmoid)
+        self.logits = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, value: Tensor) -> Tensor:
+        made: Tensor = self.logits(value) * super().forward(value).mean(-1, keepdim=True)
+        return made
+
+
+class Counts(Ends):
+    """It notes what logits it has made."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.tanh)
+        self.register_buffer("mean", torch.zeros(()))
+        self.mean: Tensor
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = super().forward(value)
+        self.mean.mul_(0.9).add_(made.detach().mean())
+        return made
+
+
+def ending(layer: axrt.LayerSpec) -> Callable[[], axrt.PipelineModule]:
+    plan = {"0": "vocabulary", "1.out": "vocabulary"}
+    return lambda: axrt.PipelineModule([LAYERS[0], layer], axrt.cross_entropy, tensor=plan)
+
+
+def masked_first(logits: Tensor) -> Tensor:
+    return torch.cat([torch.full_like(logits[..., :1], -1e4), logits[..., 1:]], -1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        axrt.LayerSpec(Ends, lambda made: made.log_softmax(-1)),
+        axrt.LayerSpec(Ends, lambda made: made - made.amax(-1, keepdim=True)),
+        axrt.LayerSpec(Ends, lambda made: made[..., : VOCAB - 5]),
+        axrt.LayerSpec(Ends, masked_first),
+        axrt.LayerSpec(Gated),
+    ],
+)
+def test_a_layer_that_looks_at_all_logits_is_refused(layer: axrt.LayerSpec) -> None:
+    with pytest.raises(ModelError, match="function of each of them by itself"):
+        trained(ending(layer), masked, 1, 2, steps=1)
+
+
+def test_a_layer_that_notes_its_logits_is_refused() -> None:
+    with pytest.raises(ModelError, match="changes buffers"):
+        trained(ending(axrt.LayerSpec(Counts)), masked, 1, 2, steps=1)
+
+
+def test_a_layer_may_change_each_logit_by_itself() -> None:
+    def capped() -> axrt.PipelineModule:
+        return ending(axrt.LayerSpec(Ends, lambda made: 3 * torch.tanh(made / 3)))()
+
+    def together(name: str, of_members: dict[int, Tensor]) -> Tensor:
+        return torch.cat([of_members[member] for member in sorted(of_members)])
+
+    found = trained(capped, masked, 2, 2, join=together)
+    assert_close(found, plain_torch(capped, masked, 2))
 
 
 def outside(step: int) -> list[Item]:
     return [(tokens, targets + VOCAB) for tokens, targets in masked(step)]
 
 
+def unknown(step: int) -> list[Item]:
+    return [(torch.full_like(tokens, -100), targets) for tokens, targets in masked(step)]
+
+
+def of_options() -> axrt.PipelineModule:
+    odd = axrt.LayerSpec(nn.Embedding, VOCAB, WIDTH, padding_idx=0, max_norm=2.0, sparse=True)
+    return axrt.PipelineModule([odd, *LAYERS[1:]], axrt.cross_entropy, tensor=PLAN)
+
+
 def features(step: int) -> list[Item]:
     return [(tokens, tokens.float()) for tokens, _ in masked(step)]
+
+
+def shifted(logits: Any, targets: Tensor) -> Tensor:
+    return axrt.cross_entropy(logits, targets.roll(1, -1))
+
+
+class Weighted(nn.Module):
+    """A loss with a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits: Any, targets: Tensor) -> Tensor:
+        return self.scale * axrt.cross_entropy(logits, targets)
 
 
 def with_loss(loss_fn: Any) -> Callable[[], axrt.PipelineModule]:
@@ -182,13 +284,22 @@ def with_loss(loss_fn: Any) -> Callable[[], axrt.PipelineModule]:
 @pytest.mark.parametrize(
     ("model", "batches", "error", "text"),
     [
-        (means, outside, RuntimeError, "out of bounds"),
+        (means, outside, ModelError, "from -36 to .*; expected 0 to 63"),
         (means, features, ModelError, "expected logits of shape .* whole numbers"),
-        (with_loss(nn.functional.cross_entropy), masked, TypeError, "CutLogits"),
+        (
+            with_loss(nn.functional.cross_entropy),
+            masked,
+            ModelError,
+            r"expected axrt\.cross_entropy",
+        ),
+        (with_loss(shifted), masked, ModelError, "other targets than those of the microbatch"),
+        (with_loss(Weighted()), masked, ConfigError, "the loss has weights"),
         (lambda: means(loss="token"), masked, ConfigError, "which is not named"),
         (lambda: means(**{"2.linear": "vocabulary"}), masked, ConfigError, "of the last layer"),
         (lambda: means(**{"1.*.down": "vocabulary"}), masked, ConfigError, "both"),
-        (lambda: means(**{"0": "vocabulary"}), masked, ConfigError, "expected an nn.Linear"),
+        (lambda: means(**{"2.dropout": "vocabulary"}), masked, ConfigError, "or an nn.Embedding"),
+        (of_options, masked, ConfigError, "with padding_idx, max_norm, sparse"),
+        (means, unknown, ModelError, "from -100 to -100; expected 0 to 63"),
     ],
 )
 def test_what_would_be_wrong_is_refused(
