@@ -58,6 +58,8 @@ from tests.engine.test_tensor import few_sentences, sentences
 from tests.engine.test_tensor import language as of_teams
 from tests.engine.test_ties import batches as tied_batches
 from tests.engine.test_ties import tied
+from tests.engine.test_vocabulary import masked as masked_words
+from tests.engine.test_vocabulary import means as of_words
 from tests.sweeps import fewer, some
 from tests.transport.payloads import PAYLOADS, assert_same
 
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MICROBATCHES, STEPS = fewer(12, 4), fewer(3, 2)
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+ZERO_BUBBLE = {"policy": "zb-h1", "microbatches": 4}
 HALF = 6  # microbatches of a replica, where two share them
 TOKEN_BATCHES = token_batches(vocab=256, context=8, microbatches=MICROBATCHES)
 MOTLEY_BATCHES = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
@@ -744,7 +747,7 @@ def case_layers_as_they_are_have_the_bits_of_a_world_in_one_process(comm: "MPI.C
         config = configured(
             4,
             parallel=layout,
-            schedule={"policy": "zb-h1", "microbatches": 4},
+            schedule=ZERO_BUBBLE,
             memory={"zero": int(data > 1)},
         )
         alone = lambda: LocalWorld(comm.size).run(  # noqa: E731
@@ -755,6 +758,21 @@ def case_layers_as_they_are_have_the_bits_of_a_world_in_one_process(comm: "MPI.C
             train_on_a_rank(MpiTransport(comm), as_they_are(), batches, STEPS, config)
         )
         assert there == here, data
+
+
+def case_a_cut_vocabulary_has_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
+    """What is gathered comes again, too, and messages of a backward may have nothing in them."""
+    if comm.size % 2:
+        return
+    config = configured(4, parallel={"tensor": 2, "gather_again": True}, schedule=ZERO_BUBBLE)
+    alone = lambda: LocalWorld(comm.size).run(  # noqa: E731
+        lambda t: train_on_a_rank(t, of_words(), masked_words, STEPS, config)
+    )
+    here = of_one_rank(comm, alone)
+    there = comm.allgather(
+        train_on_a_rank(MpiTransport(comm), of_words(), masked_words, STEPS, config)
+    )
+    assert there == here
 
 
 class Slowly(torch.nn.Module):
