@@ -163,11 +163,14 @@ def _changes(now: Prediction, layers: int) -> Iterator[Change]:
             changed = _with(config, section, key, value)
             if changed is not None and changed != config:
                 yield Change(f"{section}.{key} = {value!r}", changed, size)
+    again = _with(config, "parallel", "gather_again", True) if parallel.tensor > 1 else None
+    if again is not None and again != config:
+        yield Change("parallel.gather_again = true", again, size)
     yield from _weights_in_scratch(now, layers // now.mesh.pipe)
     ranks = min(2 * now.mesh.pipe, layers)
     more = _with(config, "parallel", "pipe", ranks)
     if more is not None and ranks > now.mesh.pipe:
-        size = ranks * parallel.data
+        size = ranks * parallel.data * parallel.tensor
         yield Change(f"parallel.pipe = {ranks} on {plural(size, 'rank')}", more, size)
 
 

@@ -49,3 +49,16 @@ def test_whatever_is_advised_can_be_set(
     for one in advices(PREDICTOR, now):
         taken = Config.read(one.then.config.as_dict())
         assert PREDICTOR.predict(taken, one.then.size).most == now.most - one.saves, one.text
+
+
+def test_what_is_advised_to_a_team_keeps_its_members() -> None:
+    """More stages were once counted as if each had one rank, and no such advice was given."""
+    parallel = {"pipe": 2, "tensor": 2}
+    config = Config.read(configured(4, model=GPT, parallel=parallel, schedule={"policy": "gpipe"}))
+    found = advices(PREDICTOR, PREDICTOR.predict(config, 4))
+    sizes = {one.text: one.then.size for one in found}
+    assert sizes["parallel.gather_again = true"] == 4
+    assert sizes["parallel.pipe = 4 on 8 ranks"] == 8
+    for one in found:
+        taken = Config.read(one.then.config.as_dict())
+        assert PREDICTOR.predict(taken, one.then.size).most == one.then.most, one.text
