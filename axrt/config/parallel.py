@@ -19,7 +19,7 @@ class Parallel(Section):
     gather_again: bool = key(
         False,
         "members of a team let go the tokens of others behind a layer that keeps them, and gather "
-        "them again for its backward: less memory, a quarter more to send",
+        "them again for its backward: less memory, in a block a quarter more to send",
     )
     collectives: str = key(
         "parts",

@@ -141,6 +141,11 @@ def _of_gathering(config: "Config") -> Iterator[str]:
     """What does not go with `parallel.gather_again`."""
     if not config.parallel.gather_again:
         return
+    if config.memory.recompute == "full":
+        yield (
+            "parallel.gather_again = true with memory.recompute = 'full': layers that run again "
+            "keep nothing that could be let go; expected one of them"
+        )
     if config.memory.offload_activations:
         yield (
             "parallel.gather_again = true with memory.offload_activations = "

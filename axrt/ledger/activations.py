@@ -173,8 +173,8 @@ class _Sketch(Stage):
     """A stage on fake tensors, which have no addresses."""
 
     def ran(self, value: Any, target: Any, team: Team) -> tuple[Any, int]:
-        """What a forward sends on, and the most bytes that come at one of its joints: as many as
-        this member has for others."""
+        """What a forward sends on, and the most bytes that come at one of its joints, or at one of
+        its backward: as many as this member has for others."""
         if team.size == 1:
             return self.forward(0, value, target), 0
         most, out = 0, self.forward_piece(0, (value, target))
@@ -182,7 +182,9 @@ class _Sketch(Stage):
             came = {member: out.outgoing(member) for member in range(1, team.size)}
             most = max(most, num_bytes([one for of in came.values() for one in of]))
             out = self.forward_piece(0, None, came)
-        return out, most
+        # What is gathered again comes beside gradients, and is put together.
+        again = max((num_bytes(of.own) for of in self.open(0).again), default=0)
+        return out, most + (2 * team.size - 1) * again
 
     def _to_send(self, tensor: Tensor) -> Tensor:
         return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -46,7 +46,7 @@ class GatheredAgain:
         try:
             with saved_tensors_hooks(self._pack, unpack):
                 yield
-        except Exception as error:
+        except RuntimeError as error:
             error.add_note("parallel.gather_again = true sets torch's hooks for saved tensors here")
             raise
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from axrt.errors import ModelError, OutputTypeError
 from axrt.scheduler.job import Job
-from axrt.transport.payload import copied
 
 from .compiler import Compiler
+from .each_logit import check_each_logit
 from .in_pieces import InPieces, Jointed
 from .joints import Gathered, Sum, check_no_joint, own_tokens, shape_of_tokens
 from .module import LossFunction
@@ -34,7 +34,7 @@ from .team_layers import (
     sums_in,
     tensors_in,
 )
-from .vocabulary import CutLogits, check_logits, looked_up, numbers_of
+from .vocabulary import CutLogits, looked_up, numbers_of
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class LayerRuns:
         self.has_pauses = Way.PAUSES in self._ways
         self.makes_logits = self._ways[-1:] == [Way.LOGITS]
         for place, (way, layer) in enumerate(zip(self._ways, layers, strict=True)):
-            if way is Way.ROWS and isinstance(layer, nn.Embedding):
+            if way is Way.LOOKED_UP and isinstance(layer, nn.Embedding):
                 self._run[place] = partial(looked_up, layer, self._team)
         self._rows = [
             settings.of_team.cut_by_rows(place, layer) if self._team.size > 1 else []
@@ -209,13 +209,13 @@ class LayerRuns:
         """Run what this member runs of a layer; it is given its tokens, and has its tokens
         after."""
         at, way = self.first_layer + place, self._ways[place]
-        if way in (Way.WHOLE, Way.LOGITS, Way.ROWS):
+        if way in (Way.WHOLE, Way.LOGITS, Way.LOOKED_UP):
             if at:
                 value = yield gathered(value)
             if way is Way.LOGITS:
                 return self._logits(number, value, place)
             value = self.run(number, value, place, place + 1)
-            if way is Way.ROWS:
+            if way is Way.LOOKED_UP:
                 return (yield Sum(value))
             return own_tokens(value, self._team)
         layer = self._layers[place]
@@ -241,7 +241,7 @@ class LayerRuns:
         run = partial(self.run, number, first=place, end=place + 1)
         if self._looks and self._of_team.begins(self.first_layer + place):
             linear = self._of_team.logits_in(self.first_layer + place, layer)
-            check_logits(linear, self._team, lambda: run(value=copied(value)))
+            check_each_logit(linear, self._team, lambda few: run(value=few), value)
         made = run(value=value)
         self._buffers.check(place, buffers, type(layer).__name__)
         return made

@@ -8,7 +8,7 @@ it."""
 #   TOKENS   each token by itself, as the user has said: a member gives it its own tokens
 #   LOGITS   the last layer, whose vocabulary is cut: a member makes some of the logits of all
 #            tokens, for a loss that knows of it (`vocabulary.py`)
-#   ROWS     an embedding whose vocabulary is cut: a member looks all tokens up in its rows, and a
+#   LOOKED_UP  an embedding whose vocabulary is cut: a member looks all tokens up in its part, and a
 #            joint behind it adds up
 #   WHOLE    any other: each member runs all tokens, put together at a joint before it, and goes on
 #            with its own
@@ -38,7 +38,7 @@ from .joints import ALONE, Gathered, Sum, Team, own_tokens, shape_of_tokens
 from .layers import Layer, LayerSpec, without_memory
 from .loss import Loss
 from .pausing import JOINTS_OF_A_ROW
-from .tensor_plan import DIVIDE, LOSS, ROW, TOKEN, VOCABULARY, Plan, cuts_in
+from .tensor_plan import DIVIDE, LOSS, ROW, TOKEN, VOCABULARY, Plan, cut_modules
 
 
 class Way(Enum):
@@ -48,7 +48,7 @@ class Way(Enum):
     PAUSES = "all tokens, with pauses"
     TOKENS = "its own tokens"
     LOGITS = "all tokens, with some of the vocabulary"
-    ROWS = "all tokens, in some rows"
+    LOOKED_UP = "all tokens, in its part of an embedding"
     WHOLE = "all tokens"
 
 
@@ -88,7 +88,7 @@ class TeamLayers:
                 return Way.WHOLE
             if VOCABULARY not in cuts:
                 return Way.PAUSES
-            return Way.ROWS if isinstance(module, nn.Embedding) else Way.LOGITS
+            return Way.LOOKED_UP if isinstance(module, nn.Embedding) else Way.LOGITS
         by_tokens = any(
             way == TOKEN and fnmatchcase(str(place), pattern) for pattern, way in self.plan.items()
         )
@@ -100,25 +100,17 @@ class TeamLayers:
 
     def _cuts(self, place: int, layer: nn.Module) -> list[str]:
         """How modules of a layer are cut."""
-        named = layer.named_modules(prefix=str(place))
-        return [way for path, _ in named for _, way in cuts_in(self.plan, path)]
+        return [way for _, _, _, way in cut_modules(self.plan, place, layer)]
 
     def cut_by_rows(self, place: int, layer: nn.Module) -> list[nn.Module]:
         """The matrices of a layer that are cut by rows, whose addends a `Sum` has."""
-        return [
-            module
-            for path, module in layer.named_modules(prefix=str(place))
-            for _, way in cuts_in(self.plan, path)
-            if way == ROW
-        ]
+        cut = cut_modules(self.plan, place, layer)
+        return [module for _, module, _, way in cut if way == ROW]
 
     def logits_in(self, place: int, layer: nn.Module) -> nn.Linear:
         """The matrix of the last layer that makes a part of the logits."""
-        (found,) = (
-            module
-            for path, module in layer.named_modules(prefix=str(place))
-            if any(way == VOCABULARY for _, way in cuts_in(self.plan, path))
-        )
+        cut = cut_modules(self.plan, place, layer)
+        (found,) = (module for _, module, _, way in cut if way == VOCABULARY)
         assert isinstance(found, nn.Linear)
         return found
 
@@ -140,8 +132,7 @@ class TeamLayers:
         tokens = own * self.team.size
         hooks = [
             module.register_forward_pre_hook(partial(_check_input, path, tokens))
-            for path, module in layer.named_modules(prefix=str(place))
-            if any(cuts_in(self.plan, path))
+            for path, module, _, _ in cut_modules(self.plan, place, layer)
         ]
         try:
             yield
@@ -170,7 +161,7 @@ class TeamLayers:
             module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
             assert isinstance(module, nn.Module)
             return before + JOINTS_OF_A_ROW * len(self.cut_by_rows(place, module))
-        return before + (way is Way.ROWS)
+        return before + (way is Way.LOOKED_UP)
 
     def own(self, value: Any) -> Any:
         """The member's tokens of inputs or targets.

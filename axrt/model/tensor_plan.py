@@ -57,6 +57,19 @@ def cuts_in(plan: Plan, path: str) -> Iterator[tuple[str, str]]:
             yield pattern, way
 
 
+def cut_modules(
+    plan: Plan, place: int, layer: nn.Module
+) -> Iterator[tuple[str, nn.Module, str, str]]:
+    """What is cut of a layer: the name of a module, the module, the pattern and its word.
+
+    Args:
+        place: index of the layer in the model.
+    """
+    for path, module in layer.named_modules(prefix=str(place)):
+        for pattern, way in cuts_in(plan, path):
+            yield path, module, pattern, way
+
+
 def divided_in(plan: Plan, path: str, module: nn.Module) -> Iterator[tuple[str, str]]:
     """The patterns that divide an attribute of a module, each with the attribute's name."""
     for pattern, way in plan.items():
@@ -135,28 +148,27 @@ class _Check:
                 _check_layer(place, path, module, layer)
                 self._one_pattern(f"{path}.{name}", pattern)
         self._shared(place, module)
+        self._makes_logits(place, module)
         self._has_rows(place, module)
+
+    def _makes_logits(self, place: int, layer: nn.Module) -> None:
+        """Note what makes a part of the logits, which is to be all that is cut of its layer."""
+        cut = list(cut_modules(self._plan, place, layer))
+        mine = [path for path, _, _, way in cut if way == VOCABULARY]
+        if not mine or isinstance(layer, nn.Embedding):
+            return
+        by_tokens = self._plan.get(str(place)) == TOKEN
+        if len(cut) > 1 or isinstance(layer, Jointed) or by_tokens:
+            raise ConfigError(
+                f"tensor: {mine[0]} is cut by 'vocabulary', and its layer has pieces, other "
+                "matrices that are cut, or the word 'token'; expected a layer of its own"
+            )
+        self._vocabulary += mine
 
     def _has_rows(self, place: int, layer: nn.Module) -> None:
         """Check that what a layer without pieces makes of its columns is added up."""
-        named = list(layer.named_modules(prefix=str(place)))
-        ways = [way for path, _ in named for _, way in cuts_in(self._plan, path)]
-        if ways == [VOCABULARY] and isinstance(layer, nn.Embedding):
-            return
-        if VOCABULARY in ways:
-            self._vocabulary += [
-                path
-                for path, _ in named
-                for _, way in cuts_in(self._plan, path)
-                if way == VOCABULARY
-            ]
-            if len(ways) > 1 or isinstance(layer, Jointed):
-                raise ConfigError(
-                    f"tensor: {self._vocabulary[-1]} is cut by 'vocabulary', and its layer has "
-                    "pieces, or other matrices that are cut; expected a layer of its own"
-                )
-            return
-        if isinstance(layer, Jointed) or not ways:
+        ways = [way for _, _, _, way in cut_modules(self._plan, place, layer)]
+        if isinstance(layer, Jointed) or not ways or VOCABULARY in ways:
             return
         by_rows = ways.count(ROW)
         if by_rows in (0, len(ways)):

@@ -6,7 +6,6 @@
 # at a joint. Their gradients need no exchange, since that of a logit is its probability, less 1 for
 # the target.
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,52 +139,6 @@ class _Losses(torch.autograd.Function):
         found.scatter_add_(-1, place.unsqueeze(-1), hit)
         found *= (gradients * ctx.members).unsqueeze(-1)
         return found.to(logits.dtype), None, None, None, None, None
-
-
-@torch.no_grad()
-def check_logits(logits: nn.Linear, team: Team, run: Callable[[], Any]) -> None:
-    """Check that a layer returns the logits of one of its matrices, or a function of each of them
-    alone: what it does with all of them, such as a softmax, would be done with a part.
-
-    Args:
-        run: function that runs the layer on the same inputs, and returns what that does.
-    Raises:
-        ModelError: it does not.
-    """
-
-    def whole(made: Tensor) -> Tensor:
-        return torch.cat([made] * team.size, -1)
-
-    def moved(made: Tensor) -> Tensor:
-        return whole(made).roll(1, -1)
-
-    def raised(made: Tensor) -> Tensor:
-        made = whole(made)
-        made[..., 0] = made.amax(-1) + 10
-        return made
-
-    plain, rolled, other = (_ran_with(logits, run, change) for change in (whole, moved, raised))
-    width = team.size * logits.out_features
-    if not (
-        isinstance(plain, Tensor)
-        and plain.shape[-1:] == (width,)
-        and torch.allclose(rolled, plain.roll(1, -1), rtol=1e-2, atol=1e-3, equal_nan=True)
-        and torch.allclose(other[..., 1:], plain[..., 1:], rtol=1e-2, atol=1e-3, equal_nan=True)
-    ):
-        raise ModelError(
-            f"a matrix that is cut by 'vocabulary' makes {width} logits, and its layer returns no "
-            "function of each of them by itself, such as a scale or a tanh; expected that, without "
-            "a softmax, a norm or a cut over the vocabulary"
-        )
-
-
-def _ran_with(logits: nn.Linear, run: Callable[[], Any], change: Callable[[Tensor], Tensor]) -> Any:
-    """What a layer returns where its logits are changed."""
-    hook = logits.register_forward_hook(lambda _, given, made: change(made))
-    try:
-        return run()
-    finally:
-        hook.remove()
 
 
 def cross_entropy(logits: Tensor | CutLogits, targets: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class Idle(Observer):
         self._end_pause()
 
     def shares(self) -> dict[str, float]:
-        """The share of the time since the call before, by cause (`scheduler.state.CAUSES`); causes
+        """The share of the time since the call before, by cause (`scheduler.lacks.CAUSES`); causes
         without any are left away."""
         self._end_pause()
         now = self._now()

@@ -13,7 +13,7 @@ class Wait(NamedTuple):
 
     Args:
         what: function that gives a text about what is lacking.
-        why: function that gives the cause, one of `scheduler.state.CAUSES`.
+        why: function that gives the cause, one of `scheduler.lacks.CAUSES`.
         owing: function that gives the ranks of the job that owe it.
     """
 

@@ -76,7 +76,7 @@ class EvaluationWorker(Worker):
     Args:
         stages: stages of this rank in evaluation mode, by number.
         keeps_outputs: True to keep the outputs of every microbatch, on the rank that holds the last
-            stage; in a team they are those of the member's tokens.
+            stage; in a team they are this member's, see `Outputs`.
         slices: slices of the other members of a team; None: there are none.
         bring: function that is called with the stage of each forward before it runs.
     Attributes:

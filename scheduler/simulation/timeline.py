@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 class Pause(NamedTuple):
     """A time in which a rank had nothing to run on its device; `cause` is the reason when it began,
-    one of `state.CAUSES`."""
+    one of `lacks.CAUSES`."""
 
     rank: int
     cause: str
@@ -117,7 +117,7 @@ class Timeline:
         """By rank, the time until the makespan in which its device ran nothing.
 
         Args:
-            cause: one of `state.CAUSES`, to count only pauses with that cause; "" counts all idle
+            cause: one of `lacks.CAUSES`, to count only pauses with that cause; "" counts all idle
                 time. In real runs the causes add up to less: the loop's own time between tasks has
                 none.
         """

@@ -167,7 +167,7 @@ def main(rounds: int, microbatches: int, piece_ms: float, slow: float) -> None:
             if number:  # the first round warms up
                 taken[way].append(1e3 * took_s / piece_ms)
     if WORLD.rank == 0:
-        print("| policy | fill | simulated, pieces | measured | of the simulated |")
+        print("| policy | fill | simulated, pieces | measured | simulated / measured |")
         print("|---|---|---|---|---|")
         for (policy, fill), took in taken.items():
             expected, median = simulated(policy, fill, microbatches, slow), statistics.median(took)

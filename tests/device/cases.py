@@ -31,6 +31,7 @@ from tests.engine.reference import (
 from tests.engine.test_pausing import model_of as as_they_are
 from tests.engine.test_tensor import few_sentences
 from tests.engine.test_tensor import language as teams
+from tests.engine.test_vocabulary import means as of_words
 from tests.mpi.cases import of_one_rank, parcel, receive
 from tests.queue_contract import CHECKS, Keeper
 from tests.sweeps import fewer, is_full
@@ -102,10 +103,12 @@ def case_teams_train_as_on_the_cpu(comm: "MPI.Comm") -> None:
     two dimensions of tokens have other last bits here, with teams and without."""
     if comm.size % 2:
         return
-    of_models: list[tuple[Any, str]] = [(teams, "1f1b"), (teams, "zb-h1"), (as_they_are, "zb-h1")]
+    of_models: list[tuple[Any, str]] = [
+        *((teams, "1f1b"), (teams, "zb-h1"), (as_they_are, "zb-h1"), (of_words, "zb-h1"))
+    ]
     for model, policy in of_models:
         sections: dict[str, Any] = {
-            "parallel": {"tensor": 2},
+            "parallel": {"tensor": 2, "gather_again": model is of_words},
             "schedule": {"policy": policy, "microbatches": 4},
         }
         on_cpu = lambda: LocalWorld(comm.size).run(  # noqa: E731

@@ -1,6 +1,7 @@
 """A vocabulary that the members of a team share out: against plain torch."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from .test_tensor import (
     Sent,
     assert_close,
     put_together,
+    saved,
     sentences,
     trained,
 )
@@ -170,9 +172,9 @@ def test_the_loss_of_logits_in_parts_is_that_of_whole_ones(members: int) -> None
 class Ends(nn.Module):
     """A last layer that does something behind its matrix."""
 
-    def __init__(self, behind: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, behind: Callable[[Tensor], Tensor], vocab: int = VOCAB) -> None:
         super().__init__()
-        self.out, self._behind = nn.Linear(WIDTH, VOCAB), behind
+        self.out, self._behind = nn.Linear(WIDTH, vocab), behind
 
     def forward(self, value: Tensor) -> Tensor:
         made: Tensor = self._behind(self.out(value))
@@ -220,6 +222,9 @@ def masked_first(logits: Tensor) -> Tensor:
         axrt.LayerSpec(Ends, lambda made: made.log_softmax(-1)),
         axrt.LayerSpec(Ends, lambda made: made - made.amax(-1, keepdim=True)),
         axrt.LayerSpec(Ends, lambda made: made[..., : VOCAB - 5]),
+        axrt.LayerSpec(Ends, lambda made: made - made.mean(-1, keepdim=True), 2**15),
+        axrt.LayerSpec(Ends, lambda made: nn.functional.normalize(made, dim=-1), 2**15),
+        axrt.LayerSpec(Ends, lambda made: nn.functional.layer_norm(made, made.shape[-1:]), 2**15),
         axrt.LayerSpec(Ends, masked_first),
         axrt.LayerSpec(Gated),
     ],
@@ -294,6 +299,7 @@ def with_loss(loss_fn: Any) -> Callable[[], axrt.PipelineModule]:
         ),
         (with_loss(shifted), masked, ModelError, "other targets than those of the microbatch"),
         (with_loss(Weighted()), masked, ConfigError, "the loss has weights"),
+        (lambda: means(**{"2": "token", "2.linear": "vocabulary"}), masked, ConfigError, "'token'"),
         (lambda: means(loss="token"), masked, ConfigError, "which is not named"),
         (lambda: means(**{"2.linear": "vocabulary"}), masked, ConfigError, "of the last layer"),
         (lambda: means(**{"1.*.down": "vocabulary"}), masked, ConfigError, "both"),
@@ -307,3 +313,27 @@ def test_what_would_be_wrong_is_refused(
 ) -> None:
     with pytest.raises(error, match=text):
         trained(model, batches, 1, 2, steps=1)
+
+
+@pytest.mark.parametrize("then", [1, 4])
+def test_any_degree_goes_on_from_any_other(then: int, tmp_path: Path) -> None:
+    """Files do not know of teams: what is loaded and saved again is the same to the byte."""
+
+    def run(members: int, begins: bool) -> list[float]:
+        config = configured(MICROBATCHES, parallel={"tensor": members})
+
+        def main(transport: Any) -> float:
+            with axrt.initialize(means(), adamw, config=config, transport=transport) as engine:
+                if begins:
+                    engine.train_batch(iter(masked(0)) if engine.reads else None)
+                    engine.save_checkpoint(tmp_path / "one")
+                else:
+                    engine.load_checkpoint(tmp_path / "one")
+                    engine.save_checkpoint(tmp_path / "two")
+                return engine.train_batch(iter(masked(1)) if engine.reads else None).loss
+
+        return LocalWorld(members, 5).run(main)
+
+    expected = run(2, begins=True)
+    assert run(then, begins=False) == pytest.approx([expected[0]] * then, rel=1e-5)
+    assert saved(tmp_path / "one") == saved(tmp_path / "two")

@@ -20,6 +20,7 @@ from ..sweeps import first
 from .jobs import ends
 from .mpirun import ROOT, Ended, is_open_mpi, mpirun, run
 from .trials import Trial
+from .victims import MEET
 
 # A hang. A job of two ranks takes 3 s, and the longest wait in one of them 2 s.
 LIMIT_S = 120.0
@@ -29,7 +30,7 @@ DONE = ["rank 0 is done", "rank 1 is done"]
 @cache
 def job_of(name: str, warnings: str = "ignore") -> Ended:
     """The end of a job of its own."""
-    extra = {"PYTHONWARNINGS": warnings}
+    extra = {"PYTHONWARNINGS": warnings, MEET: mkdtemp()}
     return mpirun(2, ["-m", "tests.mpi.victims", name], timeout_s=LIMIT_S, extra=extra)
 
 

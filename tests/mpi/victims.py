@@ -25,6 +25,7 @@ from axrt.world.launchers import told
 from tests.engine.reference import configured, random_batches
 
 BATCHES = random_batches((4, 8), classes=3, microbatches=4)
+MEET = "AXRT_TEST_MEET"  # variable: a directory in which the ranks of a job meet
 LONG_S = 5.0  # longer than any patience here
 PATIENCE_S = 2.0  # twenty times as long as a rank that is well goes without a sign
 
@@ -521,5 +522,17 @@ def a_rank_leaves_by_the_back_door_when_all_is_done() -> None:
     os._exit(0)
 
 
+def meet() -> None:
+    """Wait until all ranks have come as far: the patience is shorter than what a busy machine may
+    take to start a second one."""
+    said, folder = told(), os.environ.get(MEET)
+    if said is None or said.size is None or folder is None:
+        return
+    (Path(folder) / str(said.rank)).touch()
+    while len(os.listdir(folder)) < said.size:
+        time.sleep(0.01)
+
+
 if __name__ == "__main__":
+    meet()
     globals()[sys.argv[1]]()
