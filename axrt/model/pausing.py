@@ -12,18 +12,22 @@
 # together before, and cut behind. What it makes of all tokens is the same on each member, and its
 # gradients are addends, as those of a whole layer (`team_layers.py`). Columns need no exchange.
 #
+# An error of torch looks at the whole stack of C, and behind the first frame of a greenlet come
+# frames of another moment. So torch's functions run on the stack of the loop (`_OnTheLoop`).
+#
 # Why not torch.export: it fixes shapes that are not known before the first batch, refuses code that
 # looks at values, and gives a graph in place of the modules.
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from copy import copy
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from axrt.errors import ConfigError, ModelError
@@ -52,15 +56,19 @@ def pieces_of(layer: Callable[[Any], Any]) -> Iterator[Callable[[Any], Any]]:
     a `Sum` or a `Gathered`, and of the last one what the layer returns."""
     from greenlet import greenlet
 
-    running = greenlet(layer)
+    running: Any = greenlet(layer)
     running.gr_context = copy_context()  # the values that the caller sees
-    running.pauses = True  # type: ignore[attr-defined]  # others are the program's own
+    running.pauses = True  # others are the program's own
 
     def piece(value: Any) -> Any:
+        with _OnTheLoop(running):
+            return in_its_modes(value)
+
+    def in_its_modes(value: Any) -> Any:
         before = _modes()
-        made = running.switch(value)
+        made = _run_calls(running, running.switch(value))
         if not running.dead and _modes() != before:
-            running.throw()  # it leaves its contexts
+            _run_calls(running, running.throw())  # it leaves its contexts
             raise ModelError(
                 "a matrix that is cut by rows ran within a context of the layer's own, such as "
                 "torch.no_grad, torch.autocast, torch.device or torch.utils.checkpoint, which "
@@ -72,6 +80,51 @@ def pieces_of(layer: Callable[[Any], Any]) -> Iterator[Callable[[Any], Any]]:
     yield piece
     while not running.dead:
         yield piece
+
+
+class _Call(NamedTuple):
+    """A function of torch that a layer calls, for the loop to run."""
+
+    func: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+
+
+class _OnTheLoop(TorchFunctionMode):
+    """Context of a piece, in which functions of torch that a layer calls run on the loop's stack.
+
+    Args:
+        running: the greenlet of the layer.
+    """
+
+    def __init__(self, running: Any) -> None:
+        super().__init__()
+        self._running: Any = running
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        from greenlet import getcurrent
+
+        if getcurrent() is not self._running:
+            return func(*args, **(kwargs or {}))
+        return self._running.parent.switch(_Call(func, args, kwargs or {}))
+
+
+def _run_calls(running: Any, made: Any) -> Any:
+    """Run what a layer calls, until it pauses or ends."""
+    while type(made) is _Call:
+        try:
+            found = made.func(*made.args, **made.kwargs)
+        except Exception as error:
+            made = running.throw(error)
+        else:
+            made = running.switch(found)
+    return made
 
 
 # The thread has them, and not the stack: what a layer enters and does not leave before a pause

@@ -41,8 +41,8 @@ def perfetto(line: Timeline) -> bytes:
     for rank in range(line.ranks):
         for track in (_WAITS, *([_MESSAGES] if line.messages else [])):
             tracks[rank, track] = len(tracks) + line.ranks + 1
-        member = f", member {rank % line.team}" if line.team > 1 else ""
-        _describe(builder, rank + 1, process=rank, name=f"rank {rank}{member}")
+        name = ", ".join(filter(None, [f"rank {rank}", line.member(rank)]))
+        _describe(builder, rank + 1, process=rank, name=name)
     for (rank, track), number in tracks.items():
         _describe(builder, number, parent=rank + 1, name=track)
     ns, flows = _NS.get(line.unit, 1e6), _flows(line)

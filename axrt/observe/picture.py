@@ -131,8 +131,8 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
         mine = [span for span in everything if span.task.kind not in beside]
         shallowest = min(span.task.stage for span in mine)
         yield f'<text x="8" y="{top + 15}">rank {rank}</text>'
-        if line.team > 1:
-            yield f'<text class="l" x="8" y="{top + 27}">member {rank % line.team}</text>'
+        if member := line.member(rank):
+            yield f'<text class="l" x="8" y="{top + 27}">{member}</text>'
         size = f'width="{width - _LEFT - _RIGHT}" height="{_ROW}"'
         yield f'<rect class="r" x="{_LEFT}" y="{top}" {size}/>'
         yield from (_pause(of, top, scale) for of in line.pauses if of.rank == rank)

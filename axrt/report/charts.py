@@ -117,7 +117,11 @@ def _timeline(traced: Traced) -> Chart:
     traces = [trace for number, line in enumerate(lines) for trace in _bars(line, number)]
     ms = {"title": {"text": "milliseconds"}}
     layout: dict[str, Any] = {"barmode": "overlay", "xaxis": ms, "height": 160 + 70 * len(lines)}
-    ranks = {"autorange": "reversed", "dtick": 1}
+    ranks: dict[str, Any] = {"autorange": "reversed", "dtick": 1}
+    of_all = range(traced.measured.ranks)
+    if any(map(traced.measured.member, of_all)):
+        ranks["tickvals"] = list(of_all)
+        ranks["ticktext"] = [f"{rank}, {traced.measured.member(rank)}" for rank in of_all]
     layout["yaxis"] = {**ranks, "title": {"text": "measured: rank"}, "domain": [0.54, 1]}
     if traced.simulated:
         layout["xaxis"] = {**ms, "anchor": "y2"}

@@ -91,6 +91,10 @@ class Timeline:
     # messages between ranks; () where they were not kept, as in simulations
     messages: list[Delivery] = field(default_factory=list)
 
+    def member(self, rank: int) -> str:
+        """Which member of its team a rank is, in words; "" without teams."""
+        return f"member {rank % self.team}" if self.team > 1 else ""
+
     def computing(self) -> Iterator[Span]:
         """The spans of forwards and backwards: all work on microbatches but copies."""
         kinds = (span for span in self.spans if span.task.kind.of_a_microbatch)

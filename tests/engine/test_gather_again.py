@@ -170,7 +170,8 @@ def test_what_passes_a_piece_aside_is_refused() -> None:
 
         def forward(self, value: tuple[Tensor, Tensor]) -> Tensor:
             size = value[0].shape[-2]
-            return super().forward(value) * self._inner[0].made[..., :size, :]
+            made: Tensor = self._inner[0].made[..., :size, :]
+            return super().forward(value) * made
 
     class Odd(axrt.InPieces):
         def __init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import axrt
 from axrt.errors import ConfigError, ModelError
@@ -263,6 +264,39 @@ def test_a_layer_sees_the_variables_of_its_caller() -> None:
     factor.set(3.0)
     piece = next(pieces_of(lambda value: value * factor.get()))
     assert piece(2.0) == 6.0
+
+
+def test_functions_of_torch_run_on_the_stack_of_the_loop() -> None:
+    """An error of theirs walks down the stack of C, and on a greenlet's it once met frames of
+    another moment: a segmentation fault."""
+    getcurrent = importlib.import_module("greenlet").getcurrent
+    where, main = list[bool](), getcurrent()
+
+    class Sees(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            where.append(getcurrent() is main)
+            return func(*args, **(kwargs or {}))
+
+    def layer(value: Tensor) -> Tensor:
+        made: Tensor = rows(value)
+        assert getcurrent() is not main
+        try:
+            return made + torch.zeros(5)
+        except RuntimeError:
+            return made + 1
+
+    rows = nn.Linear(3, 3)
+    hook = pausing_behind(rows)
+    with Sees():
+        pieces = pieces_of(layer)
+        next(pieces)(torch.zeros(2, 3))
+        next(pieces)(torch.ones(2, 3))
+        assert torch.equal(next(pieces)(torch.ones(2, 3)), torch.full((2, 3), 2.0))
+    hook.remove()
+    assert len(where) >= 3
+    assert all(where)
 
 
 class OnlyBiases(Block):
