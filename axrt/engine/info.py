@@ -105,6 +105,12 @@ class EngineInfo:
         return isinstance(self._job.policy, AlongPlan)
 
     @property
+    def fill(self) -> str:
+        """What a rank of a team does while a task waits for slices, "always" or "never" fill: what
+        `schedule.fill` came to."""
+        return "always" if self._job.fills else "never"
+
+    @property
     def placement(self) -> str:
         """The name of the placement of stages on ranks."""
         return self._job.placement.name

@@ -99,7 +99,7 @@ class _OnTheLoop(TorchFunctionMode):
 
     def __init__(self, running: Any) -> None:
         super().__init__()
-        self._running: Any = running
+        self._running, self._loop = running, running.parent
 
     def __torch_function__(
         self,
@@ -112,7 +112,7 @@ class _OnTheLoop(TorchFunctionMode):
 
         if getcurrent() is not self._running:
             return func(*args, **(kwargs or {}))
-        return self._running.parent.switch(_Call(func, args, kwargs or {}))
+        return self._loop.switch(_Call(func, args, kwargs or {}))
 
 
 def _run_calls(running: Any, made: Any) -> Any:

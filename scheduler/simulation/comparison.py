@@ -88,6 +88,11 @@ class Run:
                 "host; expected the timeline of a run of this version"
             )
         shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
+        if line.team > 1:
+            raise ValueError(
+                f"{file} is of a run whose stages {line.team} members hold (parallel.tensor), "
+                "whose joints it does not tell; expected a run without teams"
+            )
         if of["ranks"] * replicas != line.ranks:
             raise ValueError(
                 f"{file}: its schedule is of {plural(of['ranks'], 'rank')} and "

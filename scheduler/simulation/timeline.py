@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from ..regular_file import MALFORMED, json_of, read_text
-from ..task import Counts, Kind, Task
+from ..task import AnyKind, Counts, Kind, Task
 
 _MOST = 1e15  # of a time; more is a slip
 _MOST_BYTES = 1 << 30  # of a file: a thousand ranks for some steps
@@ -161,7 +161,7 @@ class Timeline:
         gradient) not finished."""
         return [
             int(most)
-            for most in self._most(lambda span: span.task.kind in (Kind.BACKWARD, Kind.INPUT))
+            for most in self._most(lambda span: self._ends(span, Kind.BACKWARD, Kind.INPUT))
         ]
 
     @property
@@ -177,7 +177,9 @@ class Timeline:
         now, most = [0] * self.ranks, [0] * self.ranks
         makes = (Kind.FORWARD, Kind.RELOAD)
         events = [
-            (span.start, 1, span.rank, 1) for span in self.spans if span.task.kind in makes
+            (span.start, 1, span.rank, 1)
+            for span in self.spans
+            if span.task.kind in makes and span.task.part == 0
         ] + [
             (span.end, 0, span.rank, -1)
             for span in self.spans
@@ -203,20 +205,19 @@ class Timeline:
         return self._most(self.ends_a_backward, of_stage, recomputed)
 
     def ends_a_backward(self, span: Span) -> bool:
-        """The span is a whole backward, or the last piece of a weight gradient."""
+        """The span is a backward or a weight gradient, or the last piece of one."""
+        return self._ends(span, Kind.BACKWARD, Kind.WEIGHT)
+
+    def _ends(self, span: Span, *kinds: AnyKind) -> bool:
+        """The span is the last piece of a task of some kinds."""
         kind, stage, number, part = span.task
-        return kind is Kind.BACKWARD or (
-            kind is Kind.WEIGHT and part == self._last_pieces[stage, number]
-        )
+        return kind in kinds and part == self._last_pieces[kind, stage, number]
 
     @cached_property
-    def _last_pieces(self) -> dict[tuple[int, int], int]:
-        pieces: dict[tuple[int, int], int] = defaultdict(int)
-        for _, task, _, _ in self.spans:
-            if task.kind is Kind.WEIGHT:
-                pieces[task.stage, task.microbatch] = max(
-                    pieces[task.stage, task.microbatch], task.part
-                )
+    def _last_pieces(self) -> dict[tuple[AnyKind, int, int], int]:
+        pieces: dict[tuple[AnyKind, int, int], int] = defaultdict(int)
+        for _, (kind, stage, number, part), _, _ in self.spans:
+            pieces[kind, stage, number] = max(pieces[kind, stage, number], part)
         return pieces
 
     def _most(
@@ -228,9 +229,9 @@ class Timeline:
         now, most = [0.0] * self.ranks, [0.0] * self.ranks
         for span in self.computing():
             rank, task = span.rank, span.task
-            if task.kind is Kind.FORWARD:
+            if task.kind is Kind.FORWARD and task.part == 0:
                 now[rank] += of_stage(task.stage)
-            if task.kind is Kind.RECOMPUTE:
+            if task.kind is Kind.RECOMPUTE and task.part == 0:
                 now[rank] += recomputed(task.stage)
             most[rank] = max(most[rank], now[rank])
             if frees(span):

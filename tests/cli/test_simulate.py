@@ -913,6 +913,7 @@ def test_a_rank_waits_at_joints_or_fills_that_time(
         assert result.exit_code == 0, result.output
         figures = json.loads(result.output)
         found[fill] = figures["makespan"]
+        assert max(figures["held"]) <= 8, "microbatches, and not their pieces"
         if fill == "never":  # 7 joints in each forward and backward of 16 microbatches
             of_ranks = figures["idle_by_cause"]["slices"]
             assert of_ranks == pytest.approx([2 * 7 * 16 * float(exchange)] * 8)

@@ -78,6 +78,7 @@ class Record:
             "placement": engine.placement,
             "cuts": list(engine.cuts),
             "members": engine.config.parallel.tensor,
+            "fill": engine.fill,
         }
         self._not_written: dict[str, Any] | None = self._schedule
         self._last_s, self._last_step = time.perf_counter(), engine.step
