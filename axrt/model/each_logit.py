@@ -70,6 +70,7 @@ def _few_tokens(inputs: Any) -> Any:
 
 def _are_close(found: Tensor, expected: Tensor) -> bool:
     """Equal but for what other kernels round: a function may take several elements at once."""
+    found, expected = found.cpu(), expected.cpu()
     return torch.allclose(found, expected, rtol=1e-2, atol=1e-3, equal_nan=True)
 
 

@@ -48,7 +48,7 @@ class CutLogits:
         """
         self._check(targets)
         of_all = torch.stack(self.numbers.chunk(self.team.size, -2))
-        sums, hit = of_all[..., 0].logsumexp(0), of_all[..., 1].sum(0)
+        sums, hit = _log_of_sum(of_all[..., 0], 0), of_all[..., 1].sum(0)
         counts = targets != IGNORED
         place, is_here = _places(self.logits.shape[-1], torch.where(counts, targets, 0), self.team)
         found = _Losses.apply(self.logits, sums - hit, sums, place, is_here, self.team.size)  # type: ignore[no-untyped-call]
@@ -81,7 +81,14 @@ def numbers_of(logits: Tensor, targets: Tensor, team: Team) -> Tensor:
     place, is_here = _places(logits.shape[-1], known, team)
     wide = logits.float()
     hit = wide.gather(-1, place.unsqueeze(-1)).squeeze(-1)
-    return torch.stack([wide.logsumexp(-1), torch.where(is_here, hit, 0.0)], -1)
+    return torch.stack([_log_of_sum(wide, -1), torch.where(is_here, hit, 0.0)], -1)
+
+
+# `torch.logsumexp` resizes what it writes to, which not every accelerator can.
+def _log_of_sum(values: Tensor, dim: int) -> Tensor:
+    """The logarithm of the sum of exponentials along a dimension."""
+    most = values.amax(dim, keepdim=True).clamp_min(torch.finfo(values.dtype).min)
+    return (values - most).exp().sum(dim).log() + most.squeeze(dim)
 
 
 def looked_up(embedding: nn.Embedding, team: Team, tokens: Tensor) -> Tensor:
