@@ -9,19 +9,15 @@ from torch import Tensor, nn
 
 import axrt
 from axrt.errors import ConfigError, ModelError
-from axrt.transport.local import LocalWorld
 
-from .reference import Item, configured, train_on_a_rank
+from .reference import Item
 from .test_tensor import (
     CUTS,
-    MICROBATCHES,
-    TOKENS,
     WIDTH,
     Added,
     Inner,
     Normed,
-    Sent,
-    built_in,
+    assert_a_block_sends,
     few_sentences,
     language,
     sequences,
@@ -128,20 +124,7 @@ def test_bits_stay(
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_a_block_sends_ten_slices_each_way_round(tensor: int) -> None:
     """Eight, and again what the first matrices of attention and feed-forward network keep."""
-    parallel = {"tensor": tensor, **AGAIN}
-    config = configured(MICROBATCHES, parallel=parallel)
-
-    def main(transport: Any) -> int:
-        sent = Sent()
-        train_on_a_rank(
-            *(transport, built_in("gpt-2"), few_sentences, 1, config), observers=(sent,)
-        )
-        return sent.elements
-
-    features_of_a_microbatch = 2 * TOKENS * 16
-    blocks = 2 * MICROBATCHES
-    expected = 10 * (tensor - 1) * features_of_a_microbatch // tensor * blocks
-    assert LocalWorld(tensor, 2).run(main) == [expected] * tensor
+    assert_a_block_sends(10, tensor, parallel=AGAIN)
 
 
 @pytest.mark.parametrize(

@@ -306,11 +306,10 @@ class Sent(Observer):
             self.elements += sum(tensor.numel() for tensor in payload)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("tensor", [2, 4])
-def test_a_block_sends_eight_slices_each_way_round(tensor: int, recompute: str) -> None:
-    """At each of four joints, forward and backward, (t - 1) / t of its features."""
-    config = configured(MICROBATCHES, parallel={"tensor": tensor}, memory={"recompute": recompute})
+def assert_a_block_sends(slices: int, tensor: int, **sections: dict[str, Any]) -> None:
+    """Each member of a team sends so many times (t - 1) / t of a block's features."""
+    parallel = {"tensor": tensor, **sections.pop("parallel", {})}
+    config = configured(MICROBATCHES, parallel=parallel, **sections)
 
     def main(transport: Any) -> int:
         sent = Sent()
@@ -321,8 +320,15 @@ def test_a_block_sends_eight_slices_each_way_round(tensor: int, recompute: str) 
 
     features_of_a_microbatch = 2 * TOKENS * 16
     blocks = 2 * MICROBATCHES
-    expected = 8 * (tensor - 1) * features_of_a_microbatch // tensor * blocks
+    expected = slices * (tensor - 1) * features_of_a_microbatch // tensor * blocks
     assert LocalWorld(tensor, 2).run(main) == [expected] * tensor
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_a_block_sends_eight_slices_each_way_round(tensor: int, recompute: str) -> None:
+    """At each of four joints, forward and backward."""
+    assert_a_block_sends(8, tensor, memory={"recompute": recompute})
 
 
 def test_replicas_of_teams_share_microbatches() -> None:
