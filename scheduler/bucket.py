@@ -34,6 +34,19 @@ def of_group(copies: Copies, one: BucketCopy, pipes: int) -> Copies:
     return tuple(copy for copy in copies if copy.pipe // pipes == one.pipe // pipes)
 
 
+def branches_of(copies: Copies, team: int) -> list[list[int]]:
+    """The indices of the copies that the members of each team hold of the same layers, which are
+    added up in a tree before others are; [] where no team has several.
+
+    Args:
+        team: number of members that hold a stage together.
+    """
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for place, (pipe, stage, bucket) in enumerate(copies):
+        found.setdefault((pipe // team, stage, bucket), []).append(place)
+    return list(found.values()) if len(found) < len(copies) else []
+
+
 def across(copies: Copies, one: BucketCopy, pipes: int) -> Copies:
     """The copies of the same layers at the same place of each group, one a group; arguments are
     those of `of_group`. They own the same shard."""

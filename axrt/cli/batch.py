@@ -145,7 +145,7 @@ def _check_ranks(config: Config, ranks: int) -> None:
     try:
         mesh = Mesh.of(0, ranks, of.pipe, of.data, of.rank_order, of.tensor)
         model = model_of(config)
-        check_cuts(model, of.tensor)
+        check_cuts(model, of)
         if config.schedule.policy != AUTO:
             settled(config, model, mesh)
     except ConfigError as error:

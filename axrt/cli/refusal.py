@@ -31,11 +31,12 @@ def check_one_member(config: "Config") -> None:
     """Check that a rank holds its stages alone, as commands take them so far.
 
     Raises:
-        ConfigError: members of a team do.
+        ConfigError: members of a team do, or virtual ones.
     """
-    tensor = config.parallel.tensor
-    if tensor > 1:
+    if config.parallel.virtual_members > 1:
+        of = config.parallel
+        key = "tensor" if of.tensor > 1 else "tensor_shards"
         raise ConfigError(
-            f"parallel.tensor = {tensor}: this command does not take it yet, and axrt train does; "
-            "expected parallel.tensor = 1"
+            f"parallel.{key} = {getattr(of, key)}: this command does not take it yet, and axrt "
+            f"train does; expected parallel.{key} = 1"
         )

@@ -16,6 +16,12 @@ class Parallel(Section):
         "members that hold each stage together (tensor parallelism); consecutive ranks are a team",
         least=1,
     )
+    tensor_shards: int = key(
+        0,
+        "shares into which members of a team cut each stage, a power of two and a multiple of "
+        "parallel.tensor: bits depend on it, and not on the number of members; 0 = parallel.tensor",
+        least=0,
+    )
     gather_again: bool = key(
         False,
         "members of a team let go the tokens of others behind a layer that keeps them, and gather "
@@ -51,3 +57,8 @@ class Parallel(Section):
         "'uniform', 'parameters', 'operations', 'type:REGEX' or boundaries [0, 4, 8]; '' = the "
         "model's own",
     )
+
+    @property
+    def virtual_members(self) -> int:
+        """Number of shares into which a stage is cut; each member of a team has as many of them."""
+        return self.tensor_shards or self.tensor

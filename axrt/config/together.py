@@ -102,10 +102,13 @@ def _of_sharing(config: "Config") -> Iterator[str]:
 
 
 def _of_teams(config: "Config") -> Iterator[str]:
-    """What is not there yet where a stage has several members."""
-    tensor = config.parallel.tensor
-    if tensor == 1:
+    """What is not there yet where a stage has several members, or several shares on one."""
+    yield from _of_tensor_shards(config)
+    of, shares = config.parallel, config.parallel.virtual_members
+    if shares == 1:
         return
+    key = "parallel.tensor" if of.tensor > 1 else "parallel.tensor_shards"
+    found_in = f"{key} = {of.tensor if of.tensor > 1 else shares}"
     memory, run, checkpoint = config.memory, config.run, config.checkpoint
     rows: list[tuple[str, object, object]] = [
         ("memory.offload_parameters", memory.offload_parameters, False),
@@ -120,21 +123,50 @@ def _of_teams(config: "Config") -> Iterator[str]:
     ]
     if memory.zero > 2:
         yield (
-            f"memory.zero = {memory.zero} with parallel.tensor = {tensor}, whose weights are not "
-            "let go within a step yet; expected memory.zero = 2, or parallel.tensor = 1"
+            f"memory.zero = {memory.zero} with {found_in}, whose weights are not let go within a "
+            f"step yet; expected memory.zero = 2, or {key} = 1"
         )
     for name, found, expected in rows:
         if found != expected:
             yield (
-                f"{name} = {found!r} with parallel.tensor = {tensor}, which does not take it yet; "
-                f"expected {name} = {expected!r}, or parallel.tensor = 1"
+                f"{name} = {found!r} with {found_in}, which does not take it yet; "
+                f"expected {name} = {expected!r}, or {key} = 1"
             )
     yield from _of_gathering(config)
     if config.schedule.policy == "auto":
         yield (
-            f"schedule.policy = 'auto' with parallel.tensor = {tensor}, whose layers are not "
-            "measured yet; expected the name of a policy, or ''"
+            f"schedule.policy = 'auto' with {found_in}, whose layers are not measured yet; "
+            "expected the name of a policy, or ''"
         )
+
+
+def _of_tensor_shards(config: "Config") -> Iterator[str]:
+    """What does not go with `parallel.tensor_shards`."""
+    of, memory = config.parallel, config.memory
+    shares, tensor = of.tensor_shards, of.tensor
+    if not shares:
+        return
+    if shares & (shares - 1) or shares % tensor:
+        fits = [2**k for k in range(11) if not 2**k % tensor]
+        expected = f"one of {', '.join(map(str, fits[:3]))}, and so on, or 0" if fits else "0"
+        yield (
+            f"parallel.tensor_shards = {shares} with parallel.tensor = {tensor}: shares are a "
+            f"power of two, and each member has as many; expected {expected}"
+        )
+    if shares <= tensor:
+        return
+    here = f"parallel.tensor_shards = {shares} with parallel.tensor = {tensor}"
+    rows = [
+        ("memory.offload_activations", memory.offload_activations, 0),
+        ("parallel.gather_again", of.gather_again, False),
+        ("precision.gradients", config.precision.gradients, "float32"),
+    ]
+    for name, found, expected_value in rows:
+        if found != expected_value:
+            yield (
+                f"{name} = {found!r} with {here}, where a member has several shares; expected "
+                f"{name} = {expected_value!r}, or parallel.tensor_shards = {tensor}"
+            )
 
 
 def _of_gathering(config: "Config") -> Iterator[str]:

@@ -322,7 +322,7 @@ class Engine(EngineInfo):
             ConfigError: all ranks are on one host, or `extra` is not JSON; raised on every rank.
             SaveError: memory cannot be written to.
         """
-        if self.team_size > 1:
+        if self.config.parallel.virtual_members > 1:
             raise ConfigError("keep_in_memory does not take parallel.tensor > 1 yet; expected 1")
         with self._guard.agreeing():
             self._trainer.settle()

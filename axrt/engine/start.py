@@ -84,7 +84,7 @@ def initialize(
     factory = optimizer or optimizer_factory(settings.optimizer)
     usual = constant if optimizer else named_schedule(settings.optimizer, run.steps)
     try:
-        check_cuts(model, settings.parallel.tensor)
+        check_cuts(model, settings.parallel)
         recipe = Recipe(model, factory, lr_schedule or usual, sample)
         _check_alike(world, settings, recipe)
         return Engine(recipe, settings, world, transport, observers)

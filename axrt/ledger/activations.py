@@ -50,7 +50,8 @@ class Stashes:
 
     Args:
         loss_fn: loss function of the model.
-        of_team: what a member of a team runs of each layer.
+        of_team: what a member of a team, or a virtual one, runs of each layer.
+        here: number of virtual members of a rank.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class Stashes:
         loss_fn: LossFunction,
         sample: Any,
         of_team: TeamLayers = OF_ONE,
+        here: int = 1,
     ) -> None:
         self._skeletons, self._loss_fn, self._sample = skeletons, loss_fn, sample
-        self._of_team = of_team
+        self._of_team, self._here = of_team, here
         self._known: dict[tuple[object, ...], tuple[StashBytes, Any]] = {}
 
     def of_stages(self, config: Config, job: Job) -> list[StashBytes]:
@@ -137,10 +139,10 @@ class Stashes:
         kept = kept if again else afterwards
         sent = [] if last else flatten(out)[1]
         back = [tensor for tensor in sent if tensor.requires_grad]
-        sizes = StashBytes(
-            kept, max(0, afterwards - kept), leaves, num_bytes(sent), num_bytes(back), slices
-        )
-        return sizes, None if last else out
+        again_bytes = max(0, afterwards - kept)
+        sizes = (kept, again_bytes, leaves, num_bytes(sent), num_bytes(back), slices)
+        of_all = StashBytes(*(self._here * size for size in sizes))
+        return of_all, None if last else out
 
     def _types_on_device(self, types: Types) -> dict[int, torch.dtype]:
         """The types that tensors of skeletons get, by identity. It builds all skeletons, and is not

@@ -35,10 +35,10 @@ Probe = Callable[[BucketSpec, Sequence[nn.Parameter]], Probed]
 class BucketBytes:
     """The sizes of a bucket's memory, in bytes."""
 
-    weights: int  # weights that layers compute with
+    weights: int  # weights that layers compute with, those of virtual members too
     masters: int  # float32 masters of those that are narrow
     in_place: int  # weights that the optimizer steps as they are
-    gradients: int  # gradient over microbatches
+    gradients: int  # gradient over microbatches, those of virtual members too
     total: int  # gradient over copies, where that is memory of its own
     moments: tuple[int, ...] | None  # moments of the optimizer, by key and type; None: not known
     copies: int  # number of places that hold the bucket
@@ -124,6 +124,7 @@ class StageParameters:
     ) -> None:
         self._config, self._job, self._probe, self._sizes = config, job, probe, sizes
         self._types = types = types_of(config.precision)
+        self._cuts = skeletons.cuts
         places = range(job.cuts[stage], job.cuts[stage + 1])
         trained = list(_trained(skeletons, places, types))
         narrow = {name: to for name, _, to in trained}
@@ -173,6 +174,7 @@ class StageParameters:
             groups,
             len(spec.copies),
             len({copy.stage for copy in spec.copies}) > 1,
+            self._of_virtual(spec, 1),
         )
         return _Bucket(spec, narrow, cut, near, groups, self._sizes.of_kind(kind))
 
@@ -211,11 +213,13 @@ class StageParameters:
         ]
         known = self._probe(spec, masters.shown)
         moments = known.moments and [known.moments[piece.place] for piece in masters.pieces]
+        width = 4 if in_float32 else max(one.itemsize for one in (*parameters, torch.empty(0)))
+        copied, added = self._of_virtual(spec, width)
         return BucketBytes(
-            weights,
+            weights + copied,
             beside - weights,
             sum(Layout(of).num_bytes for of in of_type),
-            num_bytes(gradient.sums),
+            num_bytes(gradient.sums) + added,
             num_bytes(gradient.own_totals),
             None if moments is None else tuple(_flat_moments(stepped, moments)),
             len(spec.copies),
@@ -224,6 +228,24 @@ class StageParameters:
             tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),
             len({copy.stage for copy in spec.copies}) > 1,
         )
+
+    def _of_virtual(self, spec: BucketSpec, width: int) -> tuple[int, int]:
+        """Bytes of the weights that virtual members copy, and of the gradients that they have
+        beside the bucket's.
+
+        Args:
+            width: bytes of an element of a gradient.
+        """
+        cuts, copied, added = self._cuts, 0, 0
+        cut_layers = {name.partition(".")[0] for name in cuts.shares}
+        for name, parameter in spec.named if cuts.here > 1 else ():
+            if name in cuts.shares:
+                copied += parameter.nbytes
+                added += parameter.numel() * width
+            else:
+                is_own = name.partition(".")[0] not in cut_layers  # that of the first one
+                added += (cuts.here - is_own) * parameter.numel() * width
+        return copied, added
 
 
 def _pipes_apart(cuts: Iterable[Cut | None]) -> Iterator[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from axrt.config import AUTO, Config, Schedule
+from axrt.config import AUTO, Config, Parallel, Schedule
 from axrt.model.joints import Team
 from axrt.model.module import PipelineModule
 from axrt.model.team_layers import TeamLayers
@@ -104,7 +104,7 @@ class Predictor:
         self._model, self._factory = model, factory
         self._sample = sample
         self._of_one = Skeletons(model.layers)
-        self._of_teams: dict[int, tuple[Skeletons, Stashes | None]] = {}
+        self._of_teams: dict[tuple[int, int], tuple[Skeletons, Stashes | None]] = {}
         self._occupancies = Occupancies()
         self._jobs: dict[tuple[object, ...], tuple[Schedule, Job]] = {}
         self._moments: dict[tuple[object, ...], Probed] = {}
@@ -126,7 +126,7 @@ class Predictor:
             ConfigError: the ranks, the schedule and the model do not fit each other.
         """
         of = config.parallel
-        check_cuts(self._model, of.tensor)
+        check_cuts(self._model, of)
         mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order, of.tensor)
         schedule, job = self._settled(config, mesh)
         held, why = self._held(config, job)
@@ -168,18 +168,22 @@ class Predictor:
             ),
         )
 
-    def _of_team(self, size: int) -> tuple[Skeletons, Stashes | None]:
+    def _of_team(self, parallel: Parallel) -> tuple[Skeletons, Stashes | None]:
         """The layers of the first member of a team, which has most, and what stages keep there."""
-        if size not in self._of_teams:
-            model, team = self._model, Team(0, size)
-            skeletons = self._of_one.of_team(model.tensor, team) if size > 1 else self._of_one
-            of_team = TeamLayers(model.tensor, team)
-            has_sample = self._sample is not None
-            self._of_teams[size] = (
-                skeletons,
-                Stashes(skeletons, model.loss_fn, self._sample, of_team) if has_sample else None,
-            )
-        return self._of_teams[size]
+        size, shares = key = parallel.tensor, parallel.virtual_members
+        if key not in self._of_teams:
+            plan, here = self._model.tensor, shares // size
+            own = of_share = self._of_one
+            if shares > 1:
+                own = self._of_one.of_team(plan, Team(0, size), here)
+                of_share = self._of_one.of_team(plan, Team(0, shares))
+            stashes = None
+            if self._sample is not None:
+                of_team = TeamLayers(plan, Team(0, shares))
+                loss_fn = self._model.loss_fn
+                stashes = Stashes(of_share, loss_fn, self._sample, of_team, here)
+            self._of_teams[key] = own, stashes
+        return self._of_teams[key]
 
     def _settled(self, config: Config, mesh: Mesh) -> tuple[Schedule, Job]:
         if config.schedule.policy == AUTO:
@@ -206,6 +210,7 @@ class Predictor:
         """The parameters of each stage. Schedules and recomputation change nothing of them."""
         of_job = (
             job.team,
+            config.parallel.virtual_members,
             job.cuts,
             job.pipes,
             job.pipes_a_group,
@@ -217,7 +222,7 @@ class Predictor:
         if key not in self._parameters:
             self._parameters[key] = [
                 StageParameters(
-                    self._of_team(job.team)[0], config, job, stage, self._probe, self._sizes
+                    self._of_team(config.parallel)[0], config, job, stage, self._probe, self._sizes
                 )
                 for stage in range(job.stages)
             ]
@@ -226,7 +231,7 @@ class Predictor:
     def _held(self, config: Config, job: Job) -> tuple[list[Occupancy], list[str]]:
         """What the microbatches of each rank hold, or texts that say why that is not known."""
         nothing = [Occupancy(0, 0)] * job.ranks
-        _, stashes = self._of_team(job.team)
+        _, stashes = self._of_team(config.parallel)
         if stashes is None:
             return nothing, ["stash and messages: not known, since no sample was given"]
         try:

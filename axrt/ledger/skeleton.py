@@ -44,17 +44,17 @@ class Skeletons:
             if isinstance(layer, nn.Module)
         }
 
-    def of_team(self, plan: Plan, team: Team) -> Self:
-        """The skeletons of a member's part of the layers."""
+    def of_team(self, plan: Plan, team: Team, here: int = 1) -> Self:
+        """The skeletons of a member's part of the layers, which has so many virtual members."""
         others = copy.copy(self)
-        others.cuts, others._known = TensorCuts(plan, team), {}
+        others.cuts, others._known = TensorCuts(plan, team, here), {}
         return others
 
     def key_of(self, place: int) -> tuple[object, ...]:
         """A key that is equal for layers that are built alike."""
         layer = self.layers[place]
         if isinstance(layer, LayerSpec) and not isinstance(layer, TiedLayerSpec):
-            is_cut = self.cuts.team.size > 1  # by names, which begin with the place
+            is_cut = self.cuts.does_cut  # by names, which begin with the place
             return (*specification(layer), place) if is_cut else specification(layer)
         return (place,)
 

@@ -173,6 +173,10 @@ class Deferral:
         """Number of weight gradients of microbatch `number` that wait, one a parameter."""
         return len(self._waiting.get(number, ()))
 
+    def waits(self, number: int) -> bool:
+        """Its input gradient has run, and not yet all of its pieces."""
+        return number in self._waiting
+
     def parameters(self, number: int) -> list[nn.Parameter]:
         """The parameters whose gradients of microbatch `number` wait, in the order of their
         pieces."""

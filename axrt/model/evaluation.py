@@ -40,6 +40,7 @@ class StageEvaluation:
             stay.
     Attributes:
         outputs: what this member has of what the last stage returns.
+        has_loss: the loss follows the layers.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class StageEvaluation:
     ) -> None:
         self._runs, self._team, self._to_send = runs, of_team.team, to_send
         self._open: dict[int, Generator[Joint, Any, Any]] = {}
-        self.outputs = Outputs.TOKENS
+        self.outputs, self.has_loss = Outputs.TOKENS, runs.has_loss
         if self._team.size == 1 or of_team.loss_is_whole:
             self.outputs = Outputs.LOGITS if runs.makes_logits else Outputs.ALL
 

@@ -12,7 +12,8 @@
 # what has come, as between two stages (`segment.py`).
 #
 # Addends have the type that computes. They are added in float32, in a balanced tree in the order of
-# members, so that bits do not depend on which slices come first.
+# members, so that bits do not depend on which slices come first. A rank with several virtual
+# members (`virtual_joint.py`) sends what its own come to.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from torch import Tensor
 
 from axrt.errors import ModelError
 from axrt.transport.payload import flatten, unflatten
+
+from .balanced import balanced_sum
 
 if TYPE_CHECKING:
     from .gather_again import GatheredAgain
@@ -129,18 +132,22 @@ def tokens_of_all(payloads: Sequence[Any]) -> Any:
     return unflatten(parts[0][0], together)
 
 
-def added_up(addends: Sequence[Tensor]) -> Tensor:
-    """The sum of addends of one type, in float32 or wider, and a balanced tree."""
-    level = [one if one.dtype == torch.float64 else one.float() for one in addends]
-    while len(level) > 1:
-        pairs = zip(level[::2], level[1::2], strict=False)
-        odd = level[-1:] if len(level) % 2 else []
-        level = [one + other for one, other in pairs] + odd
-    return level[0].to(addends[0].dtype)
+def widened_sum(addends: Sequence[Tensor | None]) -> Tensor:
+    """The sum of addends in float32 or wider, and a balanced tree."""
+    wide = [None if one is None else one.to(wide_type(one.dtype)) for one in addends]
+    found: Tensor = balanced_sum(wide)
+    return found
 
 
-Slices = tuple[Tensor, ...]  # what one member has for another one, or gets of it
-Came = Mapping[int, Slices]  # slices of each other member, by its index
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which addends of a type are added up."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+Slices = tuple[Tensor, ...]  # what one member has for another one
+# What came of one. None: its addend is in what came of another virtual member of its rank.
+CameOf = tuple[Tensor | None, ...]
+Came = Mapping[int, CameOf]  # of each other member, by its index
 
 
 def _for(to: int, tensors: Sequence[Tensor], moves: Sequence[Move], team: Team) -> Slices:
@@ -170,8 +177,10 @@ def _joined(
             continue
         own = tensor if move is Move.GATHER else slice_of(tensor, *team)
         of_all = [own if of == team.member else came[of][place] for of in range(team.size)]
-        together = move is Move.GATHER
-        found.append(torch.cat(of_all, token_dim(own)) if together else added_up(of_all))
+        if move is Move.GATHER:
+            found.append(torch.cat([one for one in of_all if one is not None], token_dim(own)))
+        else:
+            found.append(widened_sum(of_all).to(own.dtype))
         place += 1
     return found
 
@@ -207,13 +216,26 @@ def _check_alike(tensors: Sequence[Tensor], moves: Sequence[Move], came: Came, t
     types = [
         tensor.dtype for tensor, move in zip(tensors, moves, strict=True) if move is not Move.PASS
     ]
+    of_both = list(zip(expected, types, strict=True))
     for member, slices in came.items():
-        if [one.shape for one in slices] != expected or [one.dtype for one in slices] != types:
+        if len(slices) != len(of_both) or not all(map(_fits, slices, of_both)):
             raise ModelError(
                 f"member {member} has sent slices of {_told(slices)} to member {team.member}, "
-                f"which has {_told(zip(expected, types, strict=True))} at this joint; expected the "
-                "same on both: Sum and Gathered may not depend on the rank"
+                f"which has {_told(of_both)} at this joint; expected the same on both: Sum and "
+                "Gathered may not depend on the rank"
             )
+
+
+def _fits(came: Tensor | None, expected: tuple[torch.Size, torch.dtype]) -> bool:
+    if came is None:
+        return True
+    shape, dtype = expected
+    # A sum of several addends is wide.
+    return came.shape == shape and came.dtype in (dtype, wide_type(dtype))
+
+
+def _are_addends(moves: Iterable[Move]) -> list[bool]:
+    return [move is Move.ADD for move in moves if move is not Move.PASS]
 
 
 def _told(slices: Iterable[Any]) -> str:
@@ -249,6 +271,11 @@ class Joint:
         if isinstance(value, Tensor):
             self._moves.append(Move.PASS)
         return value
+
+    @property
+    def are_addends(self) -> list[bool]:
+        """For each of the slices that leave, whether it is to be added up."""
+        return _are_addends(self._moves)
 
     def outgoing(self, to: int) -> Slices:
         """The slices that this member has for another one."""
@@ -310,6 +337,11 @@ class BackJoint:
     ) -> None:
         self._moves, self._likes, self._team, self._device = moves, likes, team, device
         self._again = again
+
+    @property
+    def are_addends(self) -> list[bool]:
+        """For each of the slices that leave, whether it is to be added up."""
+        return _are_addends(self._with_own(())[1])
 
     def made(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients of what has come, zeros where none flowed back."""

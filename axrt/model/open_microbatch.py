@@ -90,6 +90,13 @@ class OpenMicrobatch:
         self.gradients = found if joint is None else tuple(joint.made(found))
         return ()
 
+    @property
+    def are_addends(self) -> list[bool]:
+        """For each of the slices of that joint, whether it is to be added up."""
+        joint = self.segments[-1].joint
+        assert joint is not None
+        return joint.are_addends
+
     def outgoing(self, to: int) -> Slices:
         """What this member has for another one at the joint that its backward has come to."""
         joint = self.segments[-1].joint
@@ -101,6 +108,7 @@ class OpenMicrobatch:
         and slices of other members, for layers that run again, and what is gathered again."""
         inputs, target, buffers = self.given or (None, None, [])
         of_layers = [buffer for layer in buffers for buffer in layer.values()]
-        slices = [one for came in self.came for of in came.values() for one in of]
+        came = [of for at_joint in self.came for of in at_joint.values()]
+        slices = [one for of in came for one in of if one is not None]
         again = [one for of in self.again for one in of.kept()]
         return [*flatten(inputs)[1], *flatten(target)[1], *of_layers, *slices, *again]

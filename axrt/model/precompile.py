@@ -46,7 +46,9 @@ def precompile(
         )
         target = on(generator.device, sample[1])
         stages = [
-            (stage, entering[stage.first_layer]) for stage in here.stages.values() if stage.layers
+            (stage, entering[stage.first_layer])
+            for stage in here.stages.values()
+            if isinstance(stage, Stage) and stage.layers
         ]
         loss = model.loss_fn.modules() if isinstance(model.loss_fn, nn.Module) else ()
         with _as_before(

@@ -2,11 +2,7 @@
 of its inputs. A backward runs whole, or the weight gradients of those layers that can defer them
 come later, piece by piece (see `deferral.py`)."""
 
-# Activations enter a stage through an *inlet*: a node of the autograd graph whose outputs are the
-# tensors that arrived and whose backward catches their gradients. Leaves with `.grad` would do, but
-# torch lays a leaf's gradient out like the leaf, while in one process the stage before would get it
-# as it is; strides decide which kernels run, and so the last bits. An inlet also lets the first
-# layer of a stage work in place.
+# Activations enter a stage through an *inlet* (`inlet.py`).
 #
 # A forward keeps the graph, not the outputs: only edges of the graph are held, so an activation's
 # memory is free as soon as it is sent, unless the graph itself needs it.
@@ -253,6 +249,11 @@ class Stage:
         """What microbatch `number` has open here, between its forward and its backward."""
         return self._open[number]
 
+    @property
+    def modules_run(self) -> list[nn.Module]:
+        """The modules that compute, the loss too."""
+        return [*self.layers.values(), *([self.loss] if isinstance(self.loss, nn.Module) else [])]
+
     def backward(self, number: int, gradients: Gradients | None) -> Gradients:
         """Run the backward of a microbatch, adding to the parameters' `.grad`.
 
@@ -265,8 +266,8 @@ class Stage:
         return self._open.pop(number).backward(gradients or ())
 
     def backward_pieces(self, number: int) -> int:
-        """Number of pieces that the backward of microbatch `number` has left."""
-        return len(self._open[number].segments)
+        """Number of pieces that the backward of microbatch `number` has left; 0: it has ended."""
+        return len(self._open[number].segments) if number in self._open else 0
 
     def next_piece(self, number: int) -> int:
         """The index in the model of the first layer in the next piece of the backward of microbatch
@@ -298,11 +299,8 @@ class Stage:
             return self.backward_piece(number, gradients, came)
 
     def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
-        """Run the backward of a microbatch without the weight gradients that can wait.
-
-        Layers that do not defer do all of their work here. Arguments and result are those of
-        `backward`.
-        """
+        """Run the backward of a microbatch without the weight gradients that can wait; arguments
+        and result are those of `backward`."""
         with self.deferral.collecting(number):
             return self.backward(number, gradients)
 

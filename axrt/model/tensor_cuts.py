@@ -9,6 +9,7 @@
 # begins from does not depend on the number of members.
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,13 @@ class Part(NamedTuple):
         blocks = torch.split(whole, list(self.blocks), self.dim)
         return torch.cat([block.chunk(size, self.dim)[member] for block in blocks], self.dim)
 
+    def all_of(self, whole: Tensor) -> list[Tensor]:
+        """What each member has of a tensor."""
+        if self.dim is None:
+            return [whole]
+        members = range(self.team.size)
+        return [self._replace(team=Team(member, len(members))).of(whole) for member in members]
+
     def whole(self, parts: Sequence[Tensor]) -> Tensor:
         """The tensor, from what each member has of it; the first one's where it is a count, or is
         not cut.
@@ -67,6 +75,7 @@ class Part(NamedTuple):
 
 
 Parts = Mapping[str, Part]  # by name of the parameter
+NOTHING_CUT: Parts = MappingProxyType({})
 
 
 class TensorCuts:
@@ -75,19 +84,40 @@ class TensorCuts:
     Args:
         plan: what the model says.
         team: this member, and how many share them out.
+        here: number of virtual members of this member.
     Attributes:
-        team: the same.
+        team, here: the same.
         parts: what the members have of each parameter that was cut.
+        shares: what the virtual members here have of each parameter that they cut; {} where there
+            is one.
     """
 
-    def __init__(self, plan: Plan, team: Team) -> None:
-        self._plan, self.team = plan, team
+    def __init__(self, plan: Plan, team: Team, here: int = 1) -> None:
+        self._plan, self.team, self.here = plan, team, here
         self.parts: dict[str, Part] = {}
+        self.shares: dict[str, Part] = {}
+
+    @property
+    def does_cut(self) -> bool:
+        """Some parameters may be shared out."""
+        return self.team.size > 1 or self.here > 1
 
     def cut(self, place: int, layer: nn.Module) -> None:
         """Cut what the plan names in a layer."""
-        if self.team.size == 1:
-            return
+        if self.team.size > 1:
+            self._cut_layer(place, layer)
+        if self.here > 1:
+            self._share_layer(place, layer)
+
+    def _share_layer(self, place: int, layer: nn.Module) -> None:
+        """Note how virtual members share out what this member has of a layer."""
+        for path, module in layer.named_modules(prefix=str(place)):
+            for _, way in cuts_in(self._plan, path):
+                assert isinstance(module, nn.Linear | nn.Embedding)
+                mine = _parts_of(module, way, Team(0, self.here), self.team.size)
+                self.shares |= {f"{path}.{name}": part for name, part in mine.items()}
+
+    def _cut_layer(self, place: int, layer: nn.Module) -> None:
         for path, module in layer.named_modules(prefix=str(place)):
             for _, way in cuts_in(self._plan, path):
                 assert isinstance(module, nn.Linear | nn.Embedding)
@@ -98,13 +128,11 @@ class TensorCuts:
                 setattr(module, name, tuple(n // size for n in value) if whole else value // size)
 
     def _cut(self, path: str, module: nn.Linear | nn.Embedding, way: str) -> None:
-        dims = {"weight": 1, "bias": None} if way == ROW else {"weight": 0, "bias": 0}
-        rows, inputs = module.weight.shape
-        widths = (inputs,) if way == ROW else blocks_of(way, rows)
         bias = getattr(module, "bias", None)
         is_trained = bias is not None and bias.requires_grad
+        parts = _parts_of(module, way, self.team)
         for name, parameter in list(module.named_parameters()):
-            part = Part(dims[name], parameter.shape, self.team, widths)
+            part = parts[name]
             self.parts[f"{path}.{name}"] = part
             mine = _parameter(part.of(parameter), parameter) if part.is_here else None
             module.register_parameter(name, mine)
@@ -114,6 +142,26 @@ class TensorCuts:
         module.out_features, module.in_features = module.weight.shape
         if is_trained and module.bias is None:
             module.register_forward_hook(_wanting_gradient)
+
+
+def _parts_of(
+    module: nn.Linear | nn.Embedding, way: str, team: Team, cut_before: int = 1
+) -> dict[str, Part]:
+    """What members have of each parameter of a module, by its name there.
+
+    Args:
+        way: word of the plan.
+        cut_before: number of members of which one has what the module has.
+    """
+    dims = {"weight": 1, "bias": None} if way == ROW else {"weight": 0, "bias": 0}
+    rows, inputs = module.weight.shape
+    widths: tuple[int, ...] = (inputs,)
+    if way != ROW:
+        widths = tuple(width // cut_before for width in blocks_of(way, rows * cut_before))
+    return {
+        name: Part(dims[name], parameter.shape, team, widths)
+        for name, parameter in module.named_parameters()
+    }
 
 
 def _wanting_gradient(rows: nn.Module, given: tuple[Any, ...], addends: Tensor) -> Tensor:

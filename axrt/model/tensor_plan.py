@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from axrt.config import Parallel
 from axrt.errors import ConfigError
-from axrt.scheduler.plural import plural
 
 from .in_pieces import Jointed
 from .layers import Layer, LayerSpec, TiedLayerSpec, without_memory
@@ -98,23 +98,25 @@ def check_plan(plan: Plan) -> None:
             )
 
 
-def check_cuts(model: "PipelineModule", size: int) -> None:
+def check_cuts(model: "PipelineModule", parallel: Parallel) -> None:
     """Check that the members of a team can share out a model as it says.
 
     Args:
-        size: number of members.
+        parallel: layout of ranks, which says into how many shares.
     Raises:
         ConfigError: it says nothing, names nothing that is there, or names what cannot be cut.
     """
+    size = parallel.virtual_members
     if size == 1:
         return
+    key = f"parallel.{'tensor' if size == parallel.tensor else 'tensor_shards'}"
     if not model.tensor:
         raise ConfigError(
-            f"parallel.tensor = {size}, and the model says nothing of how its matrices are shared "
+            f"{key} = {size}, and the model says nothing of how its matrices are shared "
             "out; expected PipelineModule(..., tensor={'*.up': 'column', '*.down': 'row'}), with "
-            "the names of its own, or parallel.tensor = 1"
+            f"the names of its own, or {key} = 1"
         )
-    check = _Check(model.tensor, size)
+    check = _Check(model.tensor, size, key)
     for place, layer in enumerate(model.layers):
         check.layer(place, layer)
     check.vocabulary(len(model.layers) - 1, isinstance(model.layers[-1], Loss))
@@ -124,8 +126,8 @@ def check_cuts(model: "PipelineModule", size: int) -> None:
 class _Check:
     """Goes through the layers of a model."""
 
-    def __init__(self, plan: Plan, size: int) -> None:
-        self._plan, self._size = plan, size
+    def __init__(self, plan: Plan, size: int, key: str) -> None:
+        self._plan, self._size, self._key = plan, size, key
         self._names: set[str] = set()  # of all modules
         self._cut_by: dict[str, str] = {}  # the pattern that cuts a module, by its name
         self._vocabulary: list[str] = []  # modules that make a part of the logits
@@ -260,15 +262,14 @@ class _Check:
         if uneven := [width for width in widths if width % size]:
             raise ConfigError(
                 f"tensor: {path} has {uneven[0]} {of}{' in a block' * (len(widths) > 1)}, and "
-                f"parallel.tensor = {size}; expected a width that {plural(size, 'member')} share "
-                "out evenly"
+                f"{self._key} = {size}; expected a width that {size} divides"
             )
 
     def _divided(self, name: str, value: Any) -> None:
         numbers = value if isinstance(value, tuple) else (value,)
         if not all(type(one) is int and one > 0 and one % self._size == 0 for one in numbers):
             raise ConfigError(
-                f"tensor: {name} is {value!r}, and parallel.tensor = {self._size}; expected a "
+                f"tensor: {name} is {value!r}, and {self._key} = {self._size}; expected a "
                 f"number, or a tuple of numbers, that {self._size} divides"
             )
 

@@ -170,6 +170,6 @@ def _tensor_plan(config: Config) -> dict[str, str]:
     if model.feed == "swiglu":
         plan["*.feed.gate"] = "column"
     head = str(model.layers + 1)
-    if model.tied or model.vocab % config.parallel.tensor:
+    if model.tied or model.vocab % config.parallel.virtual_members:
         return {**plan, head: "token", "loss": "token"}
     return {**plan, f"{head}.logits": "vocabulary"}

@@ -63,7 +63,7 @@ def takes_a_plan(config: Config, model: PipelineModule, mesh: Mesh) -> bool:
     left_open = not (of.policy or of.chunks or of.share or config.run.compile)
     return (
         left_open
-        and config.parallel.tensor == 1  # layers of a team are not measured yet
+        and config.parallel.virtual_members == 1  # layers of a team are not measured yet
         and mesh.pipe > 1
         and is_brief(of.microbatches, mesh)
         and settled(config, model, mesh)[0].policy == "adaptive"

@@ -8,6 +8,7 @@
 from typing import NamedTuple
 
 from axrt.errors import DataError
+from axrt.model.balanced import balanced_sum
 
 IGNORED = -100  # a target that does not count, as torch's cross entropy has it
 
@@ -39,10 +40,11 @@ def losses_of_members(members: list[Losses]) -> Losses:
     """The losses of one pipe's microbatches, from what each member of a team has of its tokens."""
     weighted = [losses.weights for losses in members if losses.weights is not None]
     check_all_weighted_or_none(len(weighted), len(members))
-    weights = [sum(of) for of in zip(*weighted, strict=True)] if weighted else None
+    weights = [balanced_sum(of) for of in zip(*weighted, strict=True)] if weighted else None
     share = len(members) if weights is None else 1
     of_each = zip(*(losses.values for losses in members), strict=True)
-    return Losses([sum(of) / share for of in of_each], weights)
+    means = [balanced_sum(of) / share for of in of_each]
+    return Losses(means, weights, members[0].numbers)
 
 
 def total_weight(pipes: list[Losses]) -> float | None:

@@ -21,6 +21,7 @@ from axrt.config import Optimizer
 from axrt.model.evaluation import Outputs
 from axrt.model.joints import Team
 from axrt.model.preflight import warn_of_equal_readers
+from axrt.model.stage import Stage
 from axrt.results import EvalResult, StepResult
 from axrt.scheduler.job import Job, StageCopy
 from axrt.scheduler.message import Meaning
@@ -183,7 +184,8 @@ class Trainer:
         offload = OffloadWorker(model.buckets)
         every: list[Worker] = [stages, gradients, collectives, weights, stepping, offload]
         if model.stash is not None:
-            every.append(StashWorker(model.stages, model.stash, slots))
+            offloading = {at: of for at, of in model.stages.items() if isinstance(of, Stage)}
+            every.append(StashWorker(offloading, model.stash, slots))
         workers = Workers(mail, every, hears)
         state = RankState(
             self._job,

@@ -25,8 +25,10 @@ from torch.utils.hooks import RemovableHandle
 
 from axrt.errors import ModelError
 from axrt.model.accumulator import Accumulator
+from axrt.model.tensor_cuts import NOTHING_CUT, Parts
+from axrt.model.virtual_layers import VirtualLayers
 from axrt.offload.tier import HostTier
-from axrt.scheduler.bucket import BucketCopy, across, alike, of_group
+from axrt.scheduler.bucket import BucketCopy, across, alike, branches_of, of_group
 
 from .assign import BucketSpec
 from .bucket_settings import BucketSettings
@@ -37,7 +39,7 @@ from .gradient_of_runs import GradientOfRuns
 from .gradient_shard import GradientShard
 from .loans import Loans
 from .masters import Masters
-from .norms import Norms
+from .norms import Norms, shares_of
 from .offloaded import OffloadedState
 from .on_host import GradientOnHost
 from .probe import check_goes_on, made_by, probed
@@ -46,6 +48,7 @@ from .sharded_optimizer import give_pieces
 from .shards import Cut
 from .sum_across import SumAcross
 from .sum_within import SumWithin
+from .virtual_gradients import VirtualGradients
 from .whole_weights import Check
 
 
@@ -83,6 +86,7 @@ class Bucket:
         settings: BucketSettings,
         narrow: Sequence[torch.dtype | None] = (),
         cut: Cut | None = None,
+        shares: Parts = NOTHING_CUT,
     ) -> None:
         self.named, self.called = spec.named, spec.called
         self.copies, self.me = spec.copies, me
@@ -109,6 +113,7 @@ class Bucket:
         self._handles = _accumulating(parameters, masters.whole) if settings.in_float32 else []
         self.gradient = gradient_of(spec, masters, settings.in_float32, device, narrowest, cut)
         self._set_up_sums(cut, settings.pipes_a_group)
+        self.gradient.branches = branches_of(self.within.copies, settings.team)
         shown = list(zip(spec.called, masters.shown, strict=True))
         self.optimizer = made_by(factory, shown)
         check_goes_on(factory, shown, self.optimizer)
@@ -117,7 +122,9 @@ class Bucket:
         self.initial_groups = [dict(group, params=None) for group in self.groups]
         self.loans = Loans()
         self._given_back: dict[str, Tensor] = {}
-        self._stepped = Stepped(self.optimizer, masters, self.gradient, device)
+        self.virtual: VirtualGradients | None = None
+        of_pieces = shares_of(masters.pieces, names, shares)
+        self._stepped = Stepped(self.optimizer, masters, self.gradient, device, of_pieces)
         self.route = self._route(settings)
         self.state = BucketState(
             self.optimizer,
@@ -211,6 +218,10 @@ class Bucket:
 
     # The gradient of a step.
 
+    def take_from(self, layers: VirtualLayers) -> None:
+        """Have the gradients that virtual members add up."""
+        self.virtual = VirtualGradients(self.named, self.gradient.added_to, layers)
+
     # A stage's gradient is opened as one. Opening a bucket when the backward comes to it was tried
     # for runs of one microbatch. A later layer may use a weight that it does not list, and autograd
     # takes over what comes first as it is, which may be memory of the gradient that flows on.
@@ -219,10 +230,14 @@ class Bucket:
         parameter, which is a view of flat memory."""
         self.route.open()
         self.gradient.open()
+        if self.virtual:
+            self.virtual.open()
 
     def close(self) -> None:
         """Note that the gradient is complete on this copy; a parameter that no microbatch has used
         keeps none."""
+        if self.virtual:
+            self.virtual.gather()
         self.gradient.close()
         if self.shard:
             self.shard.close()
@@ -379,6 +394,8 @@ class Bucket:
         """
         for handle in self._handles:
             handle.remove()
+        if self.virtual:
+            self.virtual.release()
         self.loans.end()
         self.forget()  # weights get wider below, in the room that gradients leave
         if self._masters.in_scratch and (failed or not wanted):

@@ -27,6 +27,7 @@ class BucketSettings:
     in_float32: bool = True  # gradients of narrow parameters add up in float32 over microbatches
     # narrowest type of any copy's parameters, by which all cut alike; None: that of a bucket's own
     narrowest: torch.dtype | None = None
+    team: int = 1  # number of members that hold a stage together
     pipes_a_group: int = 0  # whose copies add up among themselves before groups do; 0: all
     keeps_apart: bool = False  # what microbatches add is put aside, and summed in a tree
     # slots into which masters and moments come from scratch for a step; None: they stay

@@ -1,7 +1,7 @@
 """Builds the part of the model that a rank holds: layers, buckets with their optimizers, and
 places in scratch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,8 @@ from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
 from axrt.model.team_layers import TeamLayers
 from axrt.model.tensor_cuts import Part, Parts, TensorCuts
+from axrt.model.virtual_layers import VirtualBuilder
+from axrt.model.virtual_members import VirtualMembers
 from axrt.offload.tier import Tier
 from axrt.scheduler.bucket import BucketCopy
 from axrt.scheduler.job import Job
@@ -74,18 +76,23 @@ def build_model(
         device,
         in_float32=of.gradients == "float32",
         narrowest=types.weights,
+        team=job.team,
         pipes_a_group=job.pipes_a_group,
         keeps_apart=job.in_tree,
         slots=slots,
         host_slots=host_slots,
         in_scratch=job.offloads_weights,
     )
-    of_team = TeamLayers(recipe.model.tensor, Team(mesh.member, mesh.tensor))
+    team = Team(mesh.member, mesh.tensor)
+    here = config.parallel.virtual_members // mesh.tensor
+    virtual = VirtualBuilder(recipe.model.layers, recipe.model.tensor, team, here, types)
+    of_team = TeamLayers(recipe.model.tensor, team)
     replica, scale_of = mesh.data_rank, loss_scale.of if loss_scale else None
     again = config.parallel.gather_again
     to_run = RunSettings(job, generator, replica, types, compiler, scale_of, True, of_team, again)
-    builder = _Builder(recipe.model, config, to_step, to_run, narrow)
-    stages, buckets, pipes = {}, {}, {}
+    builder = _Builder(recipe.model, config, to_step, to_run, narrow, virtual)
+    stages: dict[int, Stage | VirtualMembers] = {}
+    buckets, pipes = {}, {}
     for stage in job.placement.stages_of(mesh.pipe_rank):
         pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage, mesh.member)
         stages[stage], buckets[stage] = builder.stage(stage, pipes[stage], has_stash)
@@ -123,12 +130,16 @@ class _Builder:
         to_step: BucketSettings,
         to_run: RunSettings,
         narrow: NarrowLayers | None,
+        virtual: VirtualBuilder,
     ) -> None:
         self._model, self._config, self._narrow = model, config, narrow
+        self._virtual = virtual
         self._to_step, self._to_run = to_step, to_run
         self.parts: dict[str, Part] = {}
 
-    def stage(self, stage: int, pipe: int, offloads: bool) -> tuple[Stage, tuple[Bucket, ...]]:
+    def stage(
+        self, stage: int, pipe: int, offloads: bool
+    ) -> tuple[Stage | VirtualMembers, tuple[Bucket, ...]]:
         """Build a stage and its buckets.
 
         Args:
@@ -137,7 +148,8 @@ class _Builder:
         """
         config, job = self._config, self._to_run.job
         places = range(job.cuts[stage], job.cuts[stage + 1])
-        cuts = TensorCuts(self._model.tensor, self._to_run.of_team.team)
+        here = len(self._virtual.teams)
+        cuts = TensorCuts(self._model.tensor, self._to_run.of_team.team, here)
         layers = _Layers(
             self._model, places, config.run.seed, self._to_run.generator.device, self._narrow, cuts
         )
@@ -157,14 +169,40 @@ class _Builder:
                     self._to_step,
                     self._types_of([parameter for _, parameter in spec.named]),
                     cut_of(config, job, pipe, spec.copies),
+                    cuts.shares,
                 )
         buckets = tuple(made[number] for number in sorted(made))
+        self.parts |= cuts.parts
+        if here > 1:
+            return self._of_virtual(stage, layers.built, cuts.shares, buckets), buckets
+        built = self._stage(stage, layers.built, self._to_run, offloads)
+        built.cut_at({bucket.first_layer for bucket in buckets})
+        return built, buckets
+
+    def _stage(
+        self, stage: int, layers: Sequence[nn.Module], to_run: RunSettings, offloads: bool
+    ) -> Stage:
+        job = to_run.job
         loss_fn = self._model.loss_fn if stage == job.last_stage else None
         recomputed = job.recomputed.get(stage, 0)
-        built = Stage(layers.built, places.start, loss_fn, self._to_run, recomputed, offloads)
-        built.cut_at({bucket.first_layer for bucket in buckets})
-        self.parts |= cuts.parts
-        return built, buckets
+        return Stage(layers, job.cuts[stage], loss_fn, to_run, recomputed, offloads)
+
+    def _of_virtual(
+        self, stage: int, own: Sequence[nn.Module], shares: Parts, buckets: Sequence[Bucket]
+    ) -> VirtualMembers:
+        """The stage of the virtual members of this rank, whose gradients go to its buckets."""
+        to_run, seed = self._to_run, self._config.run.seed
+        first = to_run.job.cuts[stage]
+        layers = self._virtual.build(own, first, shares, seed, to_run.generator.device)
+        for bucket in buckets:
+            bucket.take_from(layers)
+        members = [
+            self._stage(
+                stage, of, replace(to_run, of_team=TeamLayers(self._model.tensor, team)), False
+            )
+            for of, team in zip(layers.of_members, self._virtual.teams, strict=True)
+        ]
+        return VirtualMembers(members, layers, own, to_run.of_team.team)
 
     def _check_steps_parts(self, spec: BucketSpec, parts: Parts) -> None:
         """Check that an optimizer steps parts of parameters as it steps the whole."""
@@ -233,6 +271,9 @@ class _Layers:
         seen: set[nn.Parameter] = set()
         for place in self._of_stage:
             layer = build(self._model.layers, place, self._seed)
+            # Of the whole layer: a bias by rows is with the first member alone.
+            names = [name for name, _ in layer.named_parameters(prefix=str(place))]
+            self.places.update({name: (place << 32) + at for at, name in enumerate(names)})
             self._cuts.cut(place, layer)
             layer = layer.to(self._device)
             if self._narrow is not None:
@@ -244,7 +285,4 @@ class _Layers:
                 if parameter.requires_grad and parameter not in seen
             ]
             seen.update(parameter for _, parameter in named)
-            self.places.update(
-                {name: (place << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
-            )
             yield place, named

@@ -33,6 +33,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from axrt.model.balanced import balanced_sum
+
 from .flat import FlatBuffer, Layout, by_key
 from .gradient_tree import GradientTree, Kept, Node
 from .late_gradients import LateGradients
@@ -70,6 +72,7 @@ class Gradient:
         layouts_of_totals: the layout of each stretch of the total.
         layouts_of_own_totals: the same of those that are not where microbatches add up.
         late: what was added after the gradient was complete.
+        branches: indices of copies that are added up in a tree before others are; (): none are.
     """
 
     def __init__(
@@ -99,11 +102,17 @@ class Gradient:
         self._views: list[Tensor] = []
         self._untouched: list[int] = []
         self.late = LateGradients(self._parameters)
+        self.branches: Sequence[Sequence[int]] = ()
         self._used = [True] * len(self._parameters)
         self._tree: GradientTree | None = None  # of microbatches that are kept apart
         self._used_so_far = [False] * len(self._parameters)
 
     # Over microbatches.
+
+    @property
+    def added_to(self) -> list[nn.Parameter]:
+        """For each parameter that which has the gradient to which backwards add."""
+        return self._parameters
 
     def open(self) -> None:
         """Begin a step's gradient: the `.grad` of each parameter is a view of flat memory, and
@@ -293,7 +302,8 @@ class Gradient:
                 total.copy_(found)
 
     def add_up(self, parts: Sequence[Shards], me: int, further: bool = False) -> Shards:
-        """Sum the parts of the shards that this copy owns, in the order of copies.
+        """Sum the parts of the shards that this copy owns, in the order of copies, those of a
+        branch first.
 
         Args:
             parts: shards of each copy, in the order of copies.
@@ -303,6 +313,8 @@ class Gradient:
             The sums, which are views of the total.
         """
         own = self.shards(me, len(parts))
+        if self.branches:
+            parts = [_branch([parts[copy] for copy in of]) for of in self.branches]
         sum_into(own, [own, *parts] if further else parts)
         return own
 
@@ -364,6 +376,15 @@ def sum_into(own: Shards, parts: Sequence[Shards]) -> None:
         _add_up(of_copies, total)
 
 
+def _branch(parts: Sequence[Shards]) -> Shards:
+    """The sum of parts of the total, in a balanced tree."""
+    if len(parts) == 1:
+        return parts[0]
+    return tuple(
+        balanced_sum(list(map(wide_enough, of_one))) for of_one in zip(*parts, strict=True)
+    )
+
+
 def wide_enough(part: Tensor) -> Tensor:
     """A part in the type in which gradients are added up; the same tensor where it has that."""
     return part.to(_wide(part.dtype))
@@ -376,6 +397,9 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _add_up(parts: Sequence[Tensor], total: Tensor) -> None:
     """The sum of the parts in their order, put into `total`, which may be one of them."""
+    if len(parts) == 1:
+        total.copy_(parts[0])
+        return
     first, second, *others = parts
     wide = _wide(total.dtype)
     if not others and wide == first.dtype == total.dtype:

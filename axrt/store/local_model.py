@@ -14,6 +14,7 @@ from axrt.model.listed import ListedParameters
 from axrt.model.precision import NarrowLayers, Place, place_of
 from axrt.model.stage import Stage
 from axrt.model.tensor_cuts import Parts
+from axrt.model.virtual_members import VirtualMembers
 from axrt.offload.tier import Tier
 from axrt.scheduler.bucket import Copies
 from axrt.scheduler.plural import plural
@@ -41,7 +42,7 @@ class _Shown(NamedTuple):
 class LocalModel:
     """The part of the model that a rank holds."""
 
-    stages: dict[int, Stage]  # stages of this rank, by number
+    stages: dict[int, Stage | VirtualMembers]  # stages of this rank, by number
     buckets: dict[int, tuple[Bucket, ...]]  # buckets of each stage, by stage
     # pipe whose copy of a stage this is, by stage; numbered over all replicas
     pipes: dict[int, int]
@@ -302,8 +303,10 @@ class LocalModel:
     def evaluating(self) -> Iterator[None]:
         """Context with every module in evaluation mode, the loss too; afterwards each is in its
         former mode."""
-        losses = [one.loss for one in self.stages.values() if isinstance(one.loss, nn.Module)]
-        whole = [*(layer for _, layer in self.layers()), *losses]
+        whole = [
+            *(layer for _, layer in self.layers()),
+            *(module for stage in self.stages.values() for module in stage.modules_run),
+        ]
         modules = list(dict.fromkeys(module for one in whole for module in one.modules()))
         modes = [module.training for module in modules]
         for module in modules:

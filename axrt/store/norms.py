@@ -1,14 +1,46 @@
 """Norms of gradients: of each, of all, and the factor that clips them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from axrt.device.device import is_on_host
+from axrt.model.tensor_cuts import Part, Parts
+
+from .shards import Piece
 
 # places of parameters in the model, int64; the norms of their gradients; each shape (number,)
 Norms = tuple[Tensor, Tensor]
+
+
+# What virtual members have of each parameter that they cut, by its place among those stepped.
+Shares = Mapping[int, Part]
+NO_SHARES: Shares = MappingProxyType({})
+
+
+def shares_of(pieces: Sequence[Piece], names: Sequence[str], parts: Parts) -> Shares:
+    """The shares of what a rank steps.
+
+    Args:
+        names: name of each parameter that there are pieces of.
+        parts: what virtual members have of each parameter that they cut, by its name.
+    """
+    whole = [(place, names[piece.place]) for place, piece in enumerate(pieces) if piece.is_whole]
+    return {place: parts[name] for place, name in whole if name in parts}
+
+
+def in_shares(found: list[tuple[int, Tensor]], shares: Shares) -> list[tuple[int, Tensor]]:
+    """Gradients, each with its place: that of each virtual member where they cut a parameter, so
+    that the norm of all is taken of the same norms whoever has them."""
+    if not shares:
+        return found
+    return [
+        (place, part)
+        for place, gradient in found
+        for part in (shares[place].all_of(gradient) if place in shares else [gradient])
+    ]
 
 
 def norms_of(gradients: list[Tensor]) -> list[Tensor]:

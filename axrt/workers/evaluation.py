@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from axrt.model.stage import Stage
+from axrt.model.virtual_members import VirtualMembers
 from axrt.runtime.losses import Losses
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
@@ -88,7 +89,7 @@ class EvaluationWorker(Worker):
     def __init__(
         self,
         job: Job,
-        stages: Mapping[int, Stage],
+        stages: Mapping[int, Stage | VirtualMembers],
         mail: Mail,
         keeps_outputs: bool,
         slices: SliceMail | None = None,

@@ -62,7 +62,9 @@ class GradientWorker(Worker):
         self.leaving_in_parts = {
             stage
             for stage, of in buckets.items()
-            if len(of) > 1 and any(bucket.shared for bucket in of)
+            if len(of) > 1
+            and any(bucket.shared for bucket in of)
+            and not any(bucket.virtual is not None for bucket in of)
         }
         self._buckets, self._mail, self._land = buckets, mail, land
         self._still_reads, self._by_library = still_reads, by_library

@@ -1,8 +1,9 @@
 """Takes slices of other members of a team out of the mail, and addresses those for them."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from axrt.model.joints import Came, Slices, Team
+from axrt.model.joints import Team
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, numbers_of
 from axrt.scheduler.numbering import joints_before
@@ -23,7 +24,7 @@ class SliceMail:
         self._job, self._mail, self._pipe_of, self._team = job, mail, pipe_of, team
         self._others = [member for member in range(team.size) if member != team.member]
 
-    def came(self, meaning: Meaning, task: Task, joints: int) -> Came | None:
+    def came(self, meaning: Meaning, task: Task, joints: int) -> dict[int, Any] | None:
         """The slices of the other members that a piece goes on with.
 
         Args:
@@ -42,7 +43,7 @@ class SliceMail:
             for member, number in zip(self._others, numbers, strict=True)
         }
 
-    def leaving(self, task: Task, outgoing: Callable[[int], Slices]) -> Made:
+    def leaving(self, task: Task, outgoing: Callable[[int], Any]) -> Made:
         """What a piece sends each other member. It is made now: the next piece may run before it
         has left."""
         team = self._job.team_of(self._pipe_of[task.stage])

@@ -20,6 +20,7 @@ from typing import Any
 
 from axrt.model.joints import ALONE, Team
 from axrt.model.stage import Stage
+from axrt.model.virtual_members import VirtualMembers
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import AnyKind, Kind, Task
@@ -47,7 +48,7 @@ class StageWorker(Worker):
     def __init__(
         self,
         job: Job,
-        stages: Mapping[int, Stage],
+        stages: Mapping[int, Stage | VirtualMembers],
         mail: Mail,
         gradients: GradientWorker,
         slots: SlotNumbers,
@@ -98,10 +99,12 @@ class StageWorker(Worker):
             return WHOLE
         if is_weight:
             more = stage.deferral.pieces(number) > 1
-            waiting = stage.deferral.parameters(number)[1:] if in_parts and more else []
-            return Piece(
-                more, self._gradients.complete_without(task.stage, waiting) if waiting else ()
-            )
+            if not (in_parts and more):
+                return Piece(more)
+            assert isinstance(stage, Stage), "virtual members leave no bucket early"
+            waiting = stage.deferral.parameters(number)[1:]
+            return Piece(more, self._gradients.complete_without(task.stage, waiting))
+        assert isinstance(stage, Stage), "virtual members leave no bucket early"
         more = stage.backward_pieces(number) > 1
         return Piece(
             more,

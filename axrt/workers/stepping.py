@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from axrt.runtime.losses import Losses, mean_loss, total_weight
+from axrt.runtime.losses import Losses, losses_of_members, mean_loss, total_weight
 from axrt.scheduler.job import Job, StageCopy
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.rules.clipping import voters_of
@@ -54,8 +54,14 @@ class _StepRecord:
     # (stage, bucket) pairs whose gradient is that of the whole batch
     complete: set[tuple[int, int]] = field(default_factory=set)
 
-    def in_order(self) -> list[Losses]:
-        return [self.losses[pipe] for pipe in sorted(self.losses)]
+    def in_order(self, team: int) -> list[Losses]:
+        """The losses of all pipes, those of the members of a team as one."""
+        every = [self.losses[pipe] for pipe in sorted(self.losses)]
+        if team == 1:
+            return every
+        return [
+            losses_of_members(every[first : first + team]) for first in range(0, len(every), team)
+        ]
 
 
 class SteppingWorker(Worker):
@@ -112,9 +118,8 @@ class SteppingWorker(Worker):
         go."""
         record = self._records.pop(step)
         norm = None if record.norm is None else float(record.norm)
-        return StepOutcome(
-            mean_loss(record.in_order()), norm, norm is not None and not math.isfinite(norm)
-        )
+        loss = mean_loss(record.in_order(self._job.team))
+        return StepOutcome(loss, norm, norm is not None and not math.isfinite(norm))
 
     def run(self, task: Task) -> Made:
         return self._run[task.kind](task)
@@ -146,7 +151,7 @@ class SteppingWorker(Worker):
     def _vote(self, task: Task) -> Made:
         numbers = numbers_of(task.microbatch, len(self._voters))
         norm = total_norm([self._mail.take(Meaning.NORM, 0, number) for number in numbers])
-        pipes = self._records[task.microbatch].in_order()
+        pipes = self._records[task.microbatch].in_order(self._job.team)
         if not all(math.isfinite(value) for losses in pipes for value in losses.values):
             # The gradient of a loss that is no number may be one all the same.
             norm = torch.full_like(norm, math.nan)
@@ -207,7 +212,7 @@ class SteppingWorker(Worker):
         if (task.stage, task.part) not in record.complete:
             record.complete.add((task.stage, task.part))
             self._take_sums(task)
-            weight = total_weight(record.in_order())
+            weight = total_weight(record.in_order(self._job.team))
             scale = self._loss_scale.of(task.microbatch) if self._loss_scale else None
             if weight is not None or scale is not None:
                 bucket.route.scale(1 / ((weight or 1.0) * (scale or 1.0)))

@@ -1,0 +1,116 @@
+"""The gradients of virtual members, which come together in that of their rank's bucket."""
+
+# Each virtual member adds up its microbatches in memory of its own, as it would on a rank of its
+# own. When the gradient of a bucket is complete, what is cut is put together, and what each has
+# whole is added up: a branch of the tree in which all virtual members are.
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from axrt.model.accumulator import Accumulator
+from axrt.model.balanced import balanced_sum
+from axrt.model.tensor_cuts import Part
+from axrt.model.virtual_layers import VirtualLayers
+
+from .flat import FlatBuffer, by_key, hollow
+
+
+class _Row(NamedTuple):
+    """One parameter of the bucket."""
+
+    total: nn.Parameter  # has the gradient of the bucket
+    mine: list[nn.Parameter | None]  # have those of the virtual members; the first may be `total`
+    share: Part | None  # what each of them has; None: all of it
+
+
+class VirtualGradients:
+    """The gradients of the virtual members of a rank, of one bucket.
+
+    Args:
+        named: parameters of the bucket, each with its name.
+        totals: for each the parameter whose `.grad` is the bucket's, in which backwards add up.
+        layers: layers of the virtual members.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        totals: Sequence[nn.Parameter],
+        layers: VirtualLayers,
+    ) -> None:
+        self._layers = layers
+        self._handles: list[RemovableHandle] = []
+        self._apart: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._rows = [
+            self._row(name, own, total) for (name, own), total in zip(named, totals, strict=True)
+        ]
+        self._buffers: list[FlatBuffer] = []
+        self._views: dict[nn.Parameter, Tensor] = {}
+        for places in by_key(has.dtype for has, _ in self._apart):
+            of_type = [self._apart[place] for place in places]
+            has, like = of_type[0][0], [parameter for _, parameter in of_type]
+            self._buffers.append(FlatBuffer(like, like[0].device, has.dtype))
+            views = self._buffers[-1].views
+            self._views |= {one: view for (one, _), view in zip(of_type, views, strict=True)}
+        self._untouched: dict[nn.Parameter, int] = {}
+
+    def _row(self, name: str, own: nn.Parameter, total: nn.Parameter) -> _Row:
+        every = self._layers.parameters(name)
+        mine = [
+            None if one is None else total if one is own else self._with_memory(one, total.dtype)
+            for one in every
+        ]
+        return _Row(total, mine, self._layers.share_of(name))
+
+    def _with_memory(self, parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+        """What has the gradient of a parameter in a type, in memory beside the bucket's."""
+        has = parameter
+        if parameter.dtype != dtype:
+            has = nn.Parameter(hollow(parameter.detach(), dtype))
+            hook = Accumulator(has)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        self._apart.append((has, parameter))
+        return has
+
+    def open(self) -> None:
+        """Begin the gradients of a run."""
+        for buffer in self._buffers:
+            buffer.flat.fill_(-0.0)  # which changes nothing that it is added to
+        for has, view in self._views.items():
+            has.grad = view
+        self._untouched = {has: view._version for has, view in self._views.items()}
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Put all into the bucket's gradient, which is complete; weights may step then."""
+        self._layers.stale()
+        for total, mine, share in self._rows:
+            if not any(self._is_used(one) for one in mine) or total.grad is None:
+                continue
+            every = [None if one is None else one.grad for one in mine]
+            if share is None:
+                found = balanced_sum(every)
+            else:
+                found = share.whole([self._view(one) for one in mine if one is not None])
+            if found is not total.grad:
+                total.grad.copy_(found)
+
+    def _view(self, has: nn.Parameter) -> Tensor:
+        """The gradient of a virtual member, -0.0 where it has none."""
+        return self._views[has] if has.grad is None else has.grad
+
+    def _is_used(self, has: nn.Parameter | None) -> bool:
+        """A gradient was added to what is not the bucket's own."""
+        if has is None or has not in self._views:
+            return False
+        view = self._views[has]
+        return has.grad is not view or view._version != self._untouched[has]
+
+    def release(self) -> None:
+        """Take hooks off the layers."""
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,324 @@
+"""Shares of a stage (`parallel.tensor_shards`): bits depend on their number alone, whoever has
+them."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import axrt
+from axrt.errors import ConfigError, ModelError
+from axrt.transport.local import LocalWorld
+
+from . import test_pausing, test_vocabulary
+from .reference import Item, Outcome, adamw, configured, plain_torch, train_on_a_rank
+from .test_tensor import (
+    CUTS,
+    MICROBATCHES,
+    TOKENS,
+    VOCAB,
+    WIDTH,
+    Added,
+    Inner,
+    Mixed,
+    Mlp,
+    Normed,
+    Sent,
+    assert_close,
+    built_in,
+    few_sentences,
+    head,
+    language,
+    put_together,
+    saved,
+    sentences,
+    summed,
+    trained,
+)
+
+SHARES = 4
+Model = Callable[[], axrt.PipelineModule]
+
+
+def drawing() -> axrt.PipelineModule:
+    """Tied layers, layers in pieces, one of tokens, and whole ones; numbers are drawn in all."""
+    return axrt.PipelineModule(
+        [
+            axrt.TiedLayerSpec("words", nn.Embedding, VOCAB, WIDTH),
+            axrt.LayerSpec(Mlp, dropout=0.2),
+            axrt.LayerSpec(Mixed),
+            axrt.LayerSpec(Mlp, 2 * WIDTH, 0.1),
+            axrt.LayerSpec(nn.LayerNorm, WIDTH),
+            axrt.LayerSpec(nn.Dropout, 0.1),
+            axrt.TiedLayerSpec("words", nn.Embedding, VOCAB, WIDTH, forward_fn=head),
+        ],
+        loss_fn=summed,
+        tensor={**CUTS, "4": "token", "5": "token", "loss": "token"},
+    )
+
+
+class Norms(nn.Module):
+    """A layer whose buffers forwards change, over all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = self.norm(value.flatten(0, -2)).view_as(value)
+        return out
+
+
+def with_statistics() -> axrt.PipelineModule:
+    torch.manual_seed(3)  # of the module that is given as it is
+    words, given = axrt.LayerSpec(nn.Embedding, VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+    norms, mlp = axrt.LayerSpec(Norms), axrt.LayerSpec(Mlp)
+    return axrt.PipelineModule([words, norms, mlp, given], summed, tensor=CUTS)
+
+
+def on(
+    model: Model,
+    tensor: int,
+    pipe: int = 1,
+    data: int = 1,
+    join: Callable[[str, dict[int, Tensor]], Tensor] = put_together,
+    **sections: Any,
+) -> Outcome:
+    """What a job makes whose stages are cut into four shares, which so many members have."""
+    batches = sentences if data == 2 else few_sentences
+    parallel = {"tensor_shards": SHARES, **sections.pop("parallel", {})}
+    sections = {"optimizer": {"clip": 0.5}, **sections}
+    return trained(*(model, batches, pipe, tensor, data), join=join, parallel=parallel, **sections)
+
+
+CASES: dict[str, partial[Outcome]] = {
+    policy: partial(on, drawing, pipe=2, schedule={"policy": policy})
+    for policy in ("1f1b", "zb-v", "breadth-first")
+} | {
+    "fills": partial(on, drawing, pipe=2, schedule={"policy": "zb-h2", "fill": "always"}),
+    "replicas": partial(on, drawing, data=2),
+    "zero": partial(on, drawing, data=2, memory={"zero": 2, "reductions": 2}),
+    "shared": partial(on, language, data=2, schedule={"policy": "1f1b", "share": True}),
+    "runs again": partial(on, drawing, memory={"recompute": "full"}),
+    "some run again": partial(on, drawing, pipe=2, memory={"recompute": 1}),
+    "autocast": partial(on, drawing, precision={"compute": "bfloat16"}),
+    "narrow": partial(on, drawing, pipe=2, precision={"weights": "bfloat16"}),
+    "steps on the host": partial(on, drawing, memory={"offload": "cpu"}),
+    "as they are": partial(
+        on, test_pausing.model_of, join=test_pausing.together, schedule={"policy": "zb-h1"}
+    ),
+    "vocabulary": partial(on, test_vocabulary.means, join=test_vocabulary.joined),
+    "statistics": partial(on, with_statistics),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bits_depend_on_the_number_of_shares_alone(case: str) -> None:
+    of_one, of_two, of_four = (CASES[case](members) for members in (1, 2, 4))
+    assert of_one == of_two == of_four
+
+
+# A Llama with two heads of keys has as many shares.
+@pytest.mark.parametrize(("kind", "shares"), [("gpt-2", 4), ("llama", 2)])
+def test_the_built_in_models_have_the_same_losses_and_norms(kind: str, shares: int) -> None:
+    parallel = {"tensor_shards": shares}
+    of_one, *others = (
+        on(lambda: built_in(kind), tensor, parallel=parallel)
+        for tensor in (1, 2, 4)
+        if tensor <= shares
+    )
+    assert all((one.losses, one.norms) == (of_one.losses, of_one.norms) for one in others)
+
+
+@pytest.mark.parametrize(("tensor", "data"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+def test_shares_train_as_plain_torch(policy: str, tensor: int, data: int) -> None:
+    found = on(language, tensor, data=data, schedule={"policy": policy})
+    batches = sentences if data == 2 else few_sentences
+    assert_close(found, plain_torch(language, batches, 2, clip=0.5))
+
+
+def test_bits_depend_on_no_order_of_messages() -> None:
+    first, second = (on(drawing, 2, 2, schedule={"policy": "zb-h2"}, seed=seed) for seed in (1, 2))
+    assert first == second
+
+
+@pytest.mark.parametrize("shares", [2, 4, 8])
+def test_as_much_is_sent_whatever_the_number_of_shares(shares: int) -> None:
+    """A member's own addends are added up before they leave."""
+    parallel = {"tensor": 2, "tensor_shards": shares}
+    config = configured(MICROBATCHES, parallel=parallel)
+
+    def model() -> axrt.PipelineModule:
+        return axrt.PipelineModule(
+            [axrt.LayerSpec(Mlp)], nn.functional.mse_loss, tensor={**CUTS, "loss": "token"}
+        )
+
+    def batches(step: int) -> list[Item]:
+        return [(torch.ones(TOKENS, WIDTH), torch.zeros(TOKENS, WIDTH))] * MICROBATCHES
+
+    def main(transport: Any) -> int:
+        sent = SentNested()
+        train_on_a_rank(*(transport, model(), batches, 1, config), observers=(sent,))
+        return sent.elements
+
+    of_a_joint = TOKENS * WIDTH // 2  # a slice of half of the tokens
+    assert LocalWorld(2, 2).run(main) == [4 * of_a_joint * MICROBATCHES] * 2
+
+
+class SentNested(Sent):
+    """Counts what virtual members send, too."""
+
+    def sent(self, rank: int, message: Any, payload: Any) -> None:
+        parts = payload if isinstance(payload, tuple) else ()
+        for of_one in parts if parts and isinstance(parts[0], tuple) else (parts,):
+            super().sent(rank, message, of_one)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("model", [drawing, test_vocabulary.means])
+def test_an_evaluation_has_the_same_bits(model: Model, tensor: int) -> None:
+    def evaluated(members: int) -> tuple[float, list[Tensor]]:
+        parallel = {"tensor": members, "pipe": 2, "tensor_shards": SHARES}
+        config = configured(MICROBATCHES, parallel=parallel)
+
+        def main(transport: Any) -> tuple[float, list[Tensor]]:
+            with axrt.initialize(model(), adamw, config=config, transport=transport) as engine:
+                engine.train_batch(iter(few_sentences(0)) if engine.reads else None)
+                batches = iter(few_sentences(1)) if engine.reads else None
+                found = engine.eval_batch(batches, outputs=True)
+                engine.train_batch(iter(few_sentences(2)) if engine.reads else None)
+                return found.loss, found.outputs
+
+        return LocalWorld(2 * members, 3).run(main)[0]
+
+    loss, outputs = evaluated(tensor)
+    expected, of_four = evaluated(SHARES)
+    assert loss == expected
+    assert all(map(torch.equal, outputs, of_four))
+
+
+def test_any_number_of_shares_goes_on_from_any_other(tmp_path: Path) -> None:
+    """Files know nothing of them."""
+
+    def run(tensor: int, shares: int, act: Callable[[axrt.Engine], float]) -> list[float]:
+        parallel = {"tensor": tensor, "tensor_shards": shares}
+        config = configured(MICROBATCHES, parallel=parallel, optimizer={"clip": 0.5})
+
+        def main(transport: Any) -> float:
+            model = with_statistics()
+            with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+                return act(engine)
+
+        return LocalWorld(tensor, 5).run(main)
+
+    def begin(engine: axrt.Engine) -> float:
+        loss = engine.train_batch(iter(few_sentences(0)) if engine.reads else None).loss
+        engine.save_checkpoint(tmp_path / "one")
+        return loss
+
+    def go_on(name: str, engine: axrt.Engine) -> float:
+        engine.load_checkpoint(tmp_path / "one")
+        engine.save_checkpoint(tmp_path / name)
+        return engine.train_batch(iter(few_sentences(1)) if engine.reads else None).loss
+
+    run(2, 4, begin)
+    losses = []
+    for tensor, shares in ((1, 0), (1, 4), (4, 4), (2, 2)):
+        losses += run(tensor, shares, partial(go_on, f"{tensor}-{shares}"))[:1]
+        assert saved(tmp_path / f"{tensor}-{shares}") == saved(tmp_path / "one")
+    assert losses[1] == losses[2]
+    assert losses == pytest.approx(losses[:1] * 4, rel=1e-5)
+
+
+def test_what_the_user_writes_to_weights_is_taken(tmp_path: Path) -> None:
+    def losses(tensor: int) -> list[float]:
+        parallel = {"tensor": tensor, "tensor_shards": SHARES}
+        config = configured(MICROBATCHES, parallel=parallel)
+
+        def main(transport: Any) -> list[float]:
+            with axrt.initialize(language(), adamw, config=config, transport=transport) as engine:
+                found = []
+                for step in range(2):
+                    batches = iter(few_sentences(step)) if engine.reads else None
+                    found.append(engine.train_batch(batches).loss)
+                    with torch.no_grad():
+                        for _, parameter in engine.named_parameters():
+                            parameter *= 0.5
+                    batches = iter(few_sentences(step)) if engine.reads else None
+                    found.append(engine.eval_batch(batches).loss)
+                return found
+
+        return LocalWorld(tensor, 5).run(main)[0]
+
+    assert losses(1) == losses(2) == losses(4)
+
+
+class Depends(Inner):
+    """What it says to exchange hangs on the share: the first one has the bias."""
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Any:
+        before, given = value
+        made = self.down(torch.relu(self.up(given)))
+        return before, axrt.Sum(made) if self.down.bias is not None else made
+
+
+class Odd(axrt.InPieces):
+    def __init__(self) -> None:
+        super().__init__([Normed(), Depends(), Added()])
+
+
+def test_shares_that_come_to_different_joints_are_refused() -> None:
+    def model() -> axrt.PipelineModule:
+        return axrt.PipelineModule([axrt.LayerSpec(Odd)], nn.functional.mse_loss, tensor=CUTS)
+
+    def batches(step: int) -> list[Item]:
+        return [(torch.ones(TOKENS, WIDTH), torch.zeros(TOKENS, WIDTH))] * MICROBATCHES
+
+    with pytest.raises(ModelError, match="come to different joints"):
+        trained(model, batches, 1, 1, parallel={"tensor_shards": 2})
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        ({"parallel": {"tensor_shards": 3}}, "a power of two"),
+        ({"parallel": {"tensor": 4, "tensor_shards": 2}}, "expected one of 4, 8, 16"),
+        ({"parallel": {"tensor": 3, "tensor_shards": 4}}, "expected 0"),
+        (
+            {"parallel": {"tensor_shards": 2}, "memory": {"zero": 3}},
+            r"with parallel\.tensor_shards = 2",
+        ),
+        (
+            {"parallel": {"tensor": 2, "tensor_shards": 4, "gather_again": True}},
+            r"expected parallel\.gather_again = False, or parallel\.tensor_shards = 2",
+        ),
+        (
+            {"parallel": {"tensor_shards": 2}, "memory": {"offload_activations": 1}},
+            r"memory\.offload_activations = 1 with parallel\.tensor_shards = 2",
+        ),
+        (
+            {
+                "parallel": {"tensor_shards": 2},
+                "precision": {"weights": "bfloat16", "gradients": "weights"},
+            },
+            r"precision\.gradients = 'weights' with",
+        ),
+    ],
+)
+def test_what_does_not_go_with_shares_is_refused(sections: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        axrt.Config.read(sections)
+
+
+def test_a_width_that_shares_do_not_divide_is_refused() -> None:
+    specs = [axrt.LayerSpec(Mlp, 6)]
+    model = axrt.PipelineModule(specs, nn.functional.mse_loss, tensor=CUTS)
+    config = configured(MICROBATCHES, parallel={"tensor_shards": 4})
+    alone = LocalWorld(1).alone()
+    with pytest.raises(ConfigError, match=r"parallel\.tensor_shards = 4; expected a width"):
+        axrt.initialize(model, adamw, config=config, transport=alone)
