@@ -53,6 +53,10 @@ class RankView:
             return started + 1
         return started
 
+    def started_whole(self, kind: AnyKind, stage: int) -> int:
+        """Number of tasks of a kind of which all pieces have started on a stage of this rank."""
+        return self._counters[stage].count[kind] // self.placement.pipes
+
     # In flight ends at the start of a backward, so that a stream takes the next forward behind it.
     def in_flight_of(self, stage: int) -> int:
         """Number of microbatches in flight on one stage of this rank."""

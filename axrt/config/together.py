@@ -109,23 +109,16 @@ def _of_teams(config: "Config") -> Iterator[str]:
         return
     key = "parallel.tensor" if of.tensor > 1 else "parallel.tensor_shards"
     found_in = f"{key} = {of.tensor if of.tensor > 1 else shares}"
-    memory, run, checkpoint = config.memory, config.run, config.checkpoint
+    run, checkpoint = config.run, config.checkpoint
     rows: list[tuple[str, object, object]] = [
-        ("memory.offload_parameters", memory.offload_parameters, False),
         ("run.deterministic", run.deterministic, False),
         ("schedule.costs", config.schedule.costs, ""),
         ("parallel.collectives", config.parallel.collectives, "parts"),
         ("parallel.activations", config.parallel.activations, "mpi"),
-        ("parallel.group", config.parallel.group, 0),
         ("run.compile", run.compile, ""),
         ("run.survive", run.survive, False),
         ("checkpoint.memory_every", checkpoint.memory_every, 0),
     ]
-    if memory.zero > 2:
-        yield (
-            f"memory.zero = {memory.zero} with {found_in}, whose weights are not let go within a "
-            f"step yet; expected memory.zero = 2, or {key} = 1"
-        )
     for name, found, expected in rows:
         if found != expected:
             yield (
@@ -155,8 +148,15 @@ def _of_tensor_shards(config: "Config") -> Iterator[str]:
         )
     if shares <= tensor:
         return
+    if memory.zero > 2:
+        yield (
+            f"memory.zero = {memory.zero} with parallel.tensor_shards = {shares}, whose weights "
+            f"are not let go within a step; expected memory.zero = 2, or parallel.tensor_shards = "
+            f"{tensor}"
+        )
     here = f"parallel.tensor_shards = {shares} with parallel.tensor = {tensor}"
     rows = [
+        ("memory.offload_parameters", memory.offload_parameters, False),
         ("memory.offload_activations", memory.offload_activations, 0),
         ("parallel.gather_again", of.gather_again, False),
         ("precision.gradients", config.precision.gradients, "float32"),

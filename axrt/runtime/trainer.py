@@ -281,8 +281,10 @@ class Trainer:
             mine = [shard.weights for shard in of_stage]
             found = self._shards.for_all(stage, self._job.cuts[stage], mine)
             parts = self._rank.user_tensors.given(found)
+            first = self._model.pipes[stage] // self._job.pipes_a_group * self._job.pipes_a_group
             for number, shard in enumerate(of_stage):
-                shard.take_weights([part[number] for part in parts])
+                # Of what members have cut, those of the same one have shards.
+                shard.take_weights([parts[pipe - first][number] for pipe in shard.pipes])
         try:
             yield
         finally:

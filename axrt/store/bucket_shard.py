@@ -132,6 +132,11 @@ class BucketShard:
             if copy != self._me:
                 yield copy, self._masters.weights(self._shard_of(copy))
 
+    @property
+    def pipes(self) -> list[int]:
+        """The pipes that have a shard of these weights, in the order of copies."""
+        return [copy.pipe for copy in alike(self._copies, self._me)]
+
     def take_weights(self, weights: Sequence[Weights]) -> None:
         """Put the weights of all shards in place.
 

@@ -149,6 +149,10 @@ class View(Protocol):
         """Number of tasks of a kind that have started on a stage of this rank."""
         ...
 
+    def started_whole(self, kind: AnyKind, stage: int) -> int:
+        """Number of tasks of a kind of which all pieces have started on a stage of this rank."""
+        ...
+
     def in_flight_of(self, stage: int) -> int:
         """Number of microbatches in flight on one stage of this rank."""
         ...

@@ -42,6 +42,10 @@ are gathered for a residency; or weights are in scratch, and come for it."""
 #   started, and refuse no backward. `breadth-first` refuses nothing. An order from a file may let
 #   forwards run ahead, and is refused.
 #
+# Pieces of a team's tasks add none: a piece needs the slices of the piece before from other
+# members, which have the same residencies in the same order, and release this one when the last
+# piece of its tasks has started.
+#
 # A residency that lasts until its stage has stepped adds no circle. All its backwards have begun,
 # those of the last microbatches included, so every stage of its pipe has done its forwards of the
 # step. Other pipes come to theirs before such a residency in the same order, so losses lack
@@ -88,7 +92,9 @@ def residencies(here: StageHere) -> Iterator[Row]:
         ended = task.microbatch + 1
         if lasts and ended % a_step == 0 and not view.has_stepped(stage, ended):
             return False
-        return all(view.started(kind, stage) >= job.until(stage, kind, ended) for kind in readers)
+        return all(
+            view.started_whole(kind, stage) >= job.until(stage, kind, ended) for kind in readers
+        )
 
     a_step = job.a_step(Counts.RESIDENCIES, stage)
     opens = tuple(_opening(here, kind) for kind in _GATES)

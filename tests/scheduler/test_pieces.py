@@ -186,6 +186,57 @@ def test_no_order_of_events_stops_a_team_under_any_policy(
         assert stash.held <= min(bounds.held, all_there_are)
 
 
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(2, 4),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 3),
+    st.integers(),
+)
+@examples(100, quick=40)
+def test_weights_that_come_and_go_are_there_for_every_piece(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    chunks: int,
+    team: int,
+    joints: tuple[int, int],
+    brings: bool,
+    clips: bool,
+    room: int,
+    seed: int,
+) -> None:
+    """Shards that are gathered for a residency, or weights that come from scratch."""
+    policy = policy_by_name(name, 2 * ranks if name in ("adaptive", "dualpipe-v") else 0)
+    placement, microbatches = fitting(policy, ranks, microbatches, chunks)
+    pipeline = Pipeline(
+        policy,
+        placement.ranks,
+        microbatches,
+        steps=2,
+        replicas=1 if brings and seed % 2 else 2,
+        placement=placement,
+        clips=clips,
+        recomputes=range(0, placement.stages, 2) if seed % 3 == 0 else (),
+        slots=2 if brings else 0,
+        shards=not (brings and seed % 2),
+        room=room,
+        brings=brings,
+        team=team,
+        joints=StageJoints(*joints),
+    )
+    assert pipeline.job.residencies is not None
+    run_in_random_order(pipeline, seed)
+    assert pipeline.finished, [
+        str(lack) for state in pipeline.states for lack in state.waiting_for()
+    ]
+
+
 @given(st.sampled_from(NAMES), st.integers(2, 4), st.integers(0, 9), st.booleans(), st.integers())
 @examples(60, quick=30)
 def test_data_that_end_within_a_step_stop_every_member(
