@@ -111,12 +111,8 @@ def _of_teams(config: "Config") -> Iterator[str]:
     found_in = f"{key} = {of.tensor if of.tensor > 1 else shares}"
     run, checkpoint = config.run, config.checkpoint
     rows: list[tuple[str, object, object]] = [
-        ("run.deterministic", run.deterministic, False),
         ("schedule.costs", config.schedule.costs, ""),
-        ("parallel.collectives", config.parallel.collectives, "parts"),
-        ("parallel.activations", config.parallel.activations, "mpi"),
         ("run.compile", run.compile, ""),
-        ("run.survive", run.survive, False),
         ("checkpoint.memory_every", checkpoint.memory_every, 0),
     ]
     for name, found, expected in rows:
@@ -159,6 +155,7 @@ def _of_tensor_shards(config: "Config") -> Iterator[str]:
         ("memory.offload_parameters", memory.offload_parameters, False),
         ("memory.offload_activations", memory.offload_activations, 0),
         ("parallel.gather_again", of.gather_again, False),
+        ("run.deterministic", config.run.deterministic, False),
         ("precision.gradients", config.precision.gradients, "float32"),
     ]
     for name, found, expected_value in rows:

@@ -1,6 +1,9 @@
 """A gradient in a narrow type that adds up in a wider one, microbatch by microbatch."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 
 # A hook adds narrow gradients up in float32. Narrow flat memory beside it, added after each
@@ -38,3 +41,15 @@ def accumulator_of(parameter: Tensor) -> Accumulator | None:
     if not hooks:  # most often
         return None
     return next((hook for hook in hooks.values() if isinstance(hook, Accumulator)), None)
+
+
+def accumulating(
+    parameters: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]
+) -> list[RemovableHandle]:
+    """Let gradients of narrow parameters add up in those of their masters, until the handles are
+    removed; a parameter that is its own master is left as it is."""
+    return [
+        parameter.register_post_accumulate_grad_hook(Accumulator(master))  # type: ignore[no-untyped-call]
+        for parameter, master in zip(parameters, masters, strict=True)
+        if parameter is not master
+    ]

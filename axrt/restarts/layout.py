@@ -1,11 +1,11 @@
 """The layout that a run takes on fewer ranks than it was made for: the same samples in a step, on
-fewer replicas or shorter pipelines."""
+fewer replicas, shorter pipelines or smaller teams."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from axrt.config import AUTO, Config
+from axrt.config import AUTO, Config, Parallel
 from axrt.errors import ConfigError
 from axrt.models.registry import model_of
 from axrt.planning.default_schedule import settled
@@ -17,9 +17,9 @@ _STEPS = 2
 
 
 class Layout(NamedTuple):
-    """Replicas and ranks of a pipeline."""
+    """Replicas, and ranks of a pipeline."""
 
-    pipe: int  # ranks of a pipeline
+    pipe: int  # ranks of a pipeline, or teams
     data: int  # replicas
     microbatches: int  # microbatches of a step and replica
     # time of a step by simulation, where a microbatch takes 3 on all ranks of a pipeline
@@ -27,20 +27,28 @@ class Layout(NamedTuple):
     step: float
     # replicas share microbatches, which one alone cannot; None: nobody asks for it
     share: bool | None = None
+    tensor: int | None = None  # members of a team; None: nobody asks for teams
+
+    @property
+    def ranks_of_a_replica(self) -> int:
+        """Number of ranks of each replica."""
+        return self.pipe * (self.tensor or 1)
 
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return self.pipe * self.data
+        return self.ranks_of_a_replica * self.data
 
     @property
     def settings(self) -> list[str]:
         """The settings, as `section.key=value`."""
         share = [] if self.share is None else [f"schedule.share={str(self.share).lower()}"]
+        tensor = [] if self.tensor is None else [f"parallel.tensor={self.tensor}"]
         return [
             f"parallel.pipe={self.pipe}",
             f"parallel.data={self.data}",
             f"schedule.microbatches={self.microbatches}",
+            *tensor,
             *share,
         ]
 
@@ -51,12 +59,8 @@ def whole_layout(config: Config, ranks: int) -> Layout:
     Raises:
         ConfigError: they do not fit so many ranks.
     """
-    if config.parallel.tensor > 1:
-        raise ConfigError(
-            f"parallel.tensor = {config.parallel.tensor} on fewer ranks than the run was made for, "
-            "which is not there yet; expected as many ranks"
-        )
-    mesh = Mesh.of(0, ranks, config.parallel.pipe, config.parallel.data, "pipe")
+    of = config.parallel
+    mesh = Mesh.of(0, ranks, of.pipe, of.data, "pipe", of.tensor)
     found = _simulated(config, mesh.pipe, mesh.data)
     assert found is not None
     return found._replace(share=config.schedule.share or None)
@@ -65,20 +69,24 @@ def whole_layout(config: Config, ranks: int) -> Layout:
 def smaller_layouts(config: Config, whole: Layout, ranks: int) -> list[Layout]:
     """The layouts with the same samples in a step on at most so many ranks, the fastest first.
 
-    Pipelines stay as long as they are if one fits, since shorter ones need more memory a rank.
+    Teams stay as large as they are, and pipelines as long, if one fits: others need more memory a
+    rank.
     """
-    for pipe in range(min(whole.pipe, ranks), 0, -1):
-        found = list(_with_pipe(config, whole, pipe, ranks))
-        if found:
-            return sorted(found, key=lambda layout: layout.step)
+    members = whole.tensor or 1
+    for tensor in [of for of in range(members, 0, -1) if members % of == 0]:
+        for pipe in range(min(whole.pipe, ranks // tensor), 0, -1):
+            parallel = replace(config.parallel, pipe=pipe, tensor=tensor)
+            found = list(_with_pipe(config, whole, parallel, ranks // tensor))
+            if found:
+                return sorted(found, key=lambda layout: layout.step)
     return []
 
 
-def _with_pipe(config: Config, whole: Layout, pipe: int, ranks: int) -> Iterator[Layout]:
-    samples = whole.data * whole.microbatches
-    for data in range(min(ranks // pipe, samples), 0, -1):
+def _with_pipe(config: Config, whole: Layout, parallel: Parallel, teams: int) -> Iterator[Layout]:
+    samples, pipe = whole.data * whole.microbatches, parallel.pipe
+    for data in range(min(teams // pipe, samples), 0, -1):
         if samples % data == 0:
-            parallel = replace(config.parallel, pipe=pipe, data=data)
+            parallel = replace(parallel, data=data)
             share = config.schedule.share and data > 1
             schedule = replace(config.schedule, microbatches=samples // data, share=share)
             try:
@@ -87,7 +95,9 @@ def _with_pipe(config: Config, whole: Layout, pipe: int, ranks: int) -> Iterator
             except ConfigError:  # a group that does not divide the replicas, for one
                 continue
             if found:
-                yield found._replace(share=share if config.schedule.share else None)
+                tensor = None if whole.tensor is None else parallel.tensor
+                share_of = share if config.schedule.share else None
+                yield found._replace(share=share_of, tensor=tensor)
 
 
 def _simulated(config: Config, pipe: int, data: int) -> Layout | None:
@@ -97,10 +107,12 @@ def _simulated(config: Config, pipe: int, data: int) -> Layout | None:
     # Of one replica: how sums travel depends on machines that nobody has measured.
     alone = replace(config.parallel, pipe=pipe, data=1, group=0)
     memory = replace(config.memory, zero=0)
+    tensor, ranks = alone.tensor, pipe * alone.tensor
     _, job = settled(
         replace(config, parallel=alone, memory=memory, schedule=schedule),
         model_of(config),
-        Mesh.of(0, pipe, pipe, 1, "pipe"),
+        Mesh.of(0, ranks, pipe, 1, "pipe", tensor),
     )
-    line = simulate(job, Costs(Work(1 / pipe, 1 / pipe, 1 / pipe)), steps=_STEPS)
-    return Layout(pipe, data, of.microbatches, line.makespan / _STEPS)
+    line = simulate(job, Costs(Work(1 / ranks, 1 / ranks, 1 / ranks)), steps=_STEPS)
+    members = tensor if tensor > 1 else None
+    return Layout(pipe, data, of.microbatches, line.makespan / _STEPS, tensor=members)

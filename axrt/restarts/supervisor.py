@@ -303,8 +303,8 @@ class Supervisor:
         _say(
             f"{self._hosts} has {plural(slots, 'slot')} for "
             f"{plural(wanted, 'rank')}{out}{kept_back}. Replicas: {best.data}, ranks of each: "
-            f"{best.pipe}, microbatches of each: {best.microbatches}. A step has the same samples, "
-            f"at {self._whole.step / best.step:.2f} of the speed by simulation"
+            f"{best.ranks_of_a_replica}, microbatches of each: {best.microbatches}. A step has the "
+            f"same samples, at {self._whole.step / best.step:.2f} of the speed by simulation"
         )
         return best
 

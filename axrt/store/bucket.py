@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from axrt.errors import ModelError
-from axrt.model.accumulator import Accumulator
+from axrt.model.accumulator import accumulating
 from axrt.model.tensor_cuts import NOTHING_CUT, Parts
 from axrt.model.virtual_layers import VirtualLayers
 from axrt.offload.tier import HostTier
@@ -110,10 +109,13 @@ class Bucket:
         )
         names = [name for name, _ in spec.named]
         self.trained = list(zip(names, parameters if cut else masters.parameters, strict=True))
-        self._handles = _accumulating(parameters, masters.whole) if settings.in_float32 else []
+        self._handles = accumulating(parameters, masters.whole) if settings.in_float32 else []
         self.gradient = gradient_of(spec, masters, settings.in_float32, device, narrowest, cut)
         self._set_up_sums(cut, settings.pipes_a_group)
         self.gradient.branches = branches_of(self.within.copies, settings.team)
+        # Of what each member has whole, its microbatches are a branch of the tree.
+        each = 1 << settings.microbatches.bit_length()
+        self._first_leaf = me.pipe % settings.team * each if self.gradient.branches else 0
         shown = list(zip(spec.called, masters.shown, strict=True))
         self.optimizer = made_by(factory, shown)
         check_goes_on(factory, shown, self.optimizer)
@@ -217,6 +219,10 @@ class Bucket:
         return min((int(name.partition(".")[0]) for name, _ in self.named), default=0)
 
     # The gradient of a step.
+
+    def leaf_of(self, microbatch: int) -> int:
+        """The leaf of a microbatch in the tree of what is put aside."""
+        return self._first_leaf + microbatch
 
     def take_from(self, layers: VirtualLayers) -> None:
         """Have the gradients that virtual members add up."""
@@ -432,17 +438,6 @@ def gradient_of(
 
 def _called(spec: BucketSpec) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, (_, parameter) in zip(spec.called, spec.named, strict=True)]
-
-
-def _accumulating(
-    parameters: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]
-) -> list[RemovableHandle]:
-    """Let gradients of narrow parameters add up in those of their masters."""
-    return [
-        parameter.register_post_accumulate_grad_hook(Accumulator(master))  # type: ignore[no-untyped-call]
-        for parameter, master in zip(parameters, masters, strict=True)
-        if parameter is not master
-    ]
 
 
 def _is_plain(value: object) -> bool:

@@ -30,6 +30,7 @@ class BucketSettings:
     team: int = 1  # number of members that hold a stage together
     pipes_a_group: int = 0  # whose copies add up among themselves before groups do; 0: all
     keeps_apart: bool = False  # what microbatches add is put aside, and summed in a tree
+    microbatches: int = 0  # of a step, over all replicas
     # slots into which masters and moments come from scratch for a step; None: they stay
     slots: Slots | None = None
     # memory on the host for gradients, where masters and moments live and step there; None: they

@@ -79,6 +79,7 @@ def build_model(
         team=job.team,
         pipes_a_group=job.pipes_a_group,
         keeps_apart=job.in_tree,
+        microbatches=job.microbatches_in_all,
         slots=slots,
         host_slots=host_slots,
         in_scratch=job.offloads_weights,

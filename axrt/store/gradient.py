@@ -136,7 +136,7 @@ class Gradient:
         """Keep what a microbatch has added apart from what others add, see `GradientTree`.
 
         Args:
-            number: index of the microbatch in its step, over all replicas.
+            number: leaf of the microbatch, see `Bucket.leaf_of`.
         """
         used = self._in_views()
         self._used_so_far = [any(both) for both in zip(self._used_so_far, used, strict=True)]

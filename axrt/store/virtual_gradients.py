@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from axrt.model.accumulator import Accumulator
+from axrt.model.accumulator import accumulating
 from axrt.model.balanced import balanced_sum
 from axrt.model.tensor_cuts import Part
 from axrt.model.virtual_layers import VirtualLayers
@@ -71,8 +71,7 @@ class VirtualGradients:
         has = parameter
         if parameter.dtype != dtype:
             has = nn.Parameter(hollow(parameter.detach(), dtype))
-            hook = Accumulator(has)
-            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            self._handles += accumulating([parameter], [has])
         self._apart.append((has, parameter))
         return has
 

@@ -260,7 +260,7 @@ class StageWorker(Worker):
         if self._marks.ends_run[within]:
             step = slot // self._a_step if self._marks.ends_step[within] else None
             self._gradients.close(task.stage, step, piece.completes if piece.more else None, index)
-        elif index is not None:
+        elif index is not None and not piece.more:
             self._gradients.put_aside(task.stage, index)
 
     def _kept_as(self, task: Task) -> int | None:

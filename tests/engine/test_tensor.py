@@ -336,6 +336,26 @@ def test_replicas_of_teams_share_microbatches() -> None:
     assert_close(found, plain_torch(language, sentences, 2))
 
 
+def test_shared_microbatches_have_one_sum_whoever_computes_them() -> None:
+    keys: dict[str, Any] = {"schedule": {"share": True}, "run": {"deterministic": True}}
+    first, *others = [trained(language, sentences, 1, 2, 2, seed=seed, **keys) for seed in range(4)]
+    assert all(other == first for other in others)
+    assert_close(first, plain_torch(language, sentences, 2))
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+def test_a_library_adds_replicas_of_a_team_up(policy: str) -> None:
+    """Of weights that are cut the same member of each replica, of others all ranks of a stage."""
+    parallel = {"collectives": "library", "activations": "library"}
+    found = trained(
+        *(language, sentences, 2, 2, 2),
+        parallel=parallel,
+        schedule={"policy": policy},
+        optimizer={"clip": 0.5},
+    )
+    assert_close(found, plain_torch(language, sentences, 2, clip=0.5))
+
+
 def test_bits_depend_on_no_order_of_messages() -> None:
     first, *others = [
         trained(language, few_sentences, 2, 2, seed=seed, schedule={"policy": "zb-h2"})
@@ -774,10 +794,7 @@ def test_pieces_that_do_not_add_up_are_refused(layer: type[nn.Module], text: str
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
-        ("memory", "zero", 3),
-        ("run", "deterministic", True),
         ("schedule", "policy", "auto"),
-        ("parallel", "collectives", "library"),
         ("run", "compile", "inductor"),
         ("checkpoint", "memory_every", 2),
     ],

@@ -101,6 +101,15 @@ def test_ranks_that_are_left_go_on_with_the_batch_of_a_quiet_run(tmp_path: Path)
     check_as_quiet(tmp_path)
 
 
+def test_teams_go_on_as_long_as_one_is_whole(tmp_path: Path) -> None:
+    """Shares of a stage stay as they are, on one rank at last."""
+    teams = ("parallel.pipe=1", "parallel.tensor=2", "parallel.tensor_shards=2", "model.heads=2")
+    said = run_with_losses(tmp_path, (1, 0, 1, 0), *GOING_ON, *teams)
+    for left, ranks in ((4, "2, replicas: 2"), (3, "2, replicas: 1, spares: 1"), (1, "1, rep")):
+        assert f"Left: {left} of the ranks, which go on: ranks in the pipeline: {ranks}" in said
+    check_as_quiet(tmp_path, "parallel.tensor_shards=2", "model.heads=2")
+
+
 @pytest.mark.parametrize("zero", first([1, 0]))
 def test_the_state_comes_from_memory_and_hardly_a_step_is_lost(tmp_path: Path, zero: int) -> None:
     """Nothing is saved on a disk. A spare takes a lost place; then one replica is left, and that is

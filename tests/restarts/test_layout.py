@@ -66,3 +66,33 @@ def test_replicas_share_as_long_as_there_are_several() -> None:
     two = smaller_layouts(three, whole_layout(three, 6), 4)[0]
     assert two[:3] == (2, 2, 6)
     assert "schedule.share=true" in two.settings
+
+
+def test_teams_stay_as_long_as_one_fits() -> None:
+    of = Config.read(
+        {
+            "model": {"layers": 6, "width": 8, "heads": 4},
+            "parallel": {"pipe": 2, "data": 2, "tensor": 2},
+            "schedule": {"microbatches": 6},
+        }
+    )
+    whole = whole_layout(of, 8)
+    assert (whole.pipe, whole.data, whole.tensor, whole.ranks) == (2, 2, 2, 8)
+    for ranks, expected in ((7, (2, 1, 2)), (3, (1, 1, 2)), (1, (1, 1, 1))):
+        one = smaller_layouts(of, whole, ranks)[0]
+        assert (one.pipe, one.data, one.tensor) == expected
+        assert one.ranks <= ranks
+        assert f"parallel.tensor={expected[-1]}" in one.settings
+    assert smaller_layouts(of, whole, 7)[0].step > whole.step
+
+
+def test_a_team_that_may_not_be_smaller_ends_the_run() -> None:
+    """Members that have several shares do not let go what they gather."""
+    of = Config.read(
+        {
+            "model": {"layers": 2, "width": 8, "heads": 4},
+            "parallel": {"tensor": 2, "tensor_shards": 2, "gather_again": True},
+            "schedule": {"microbatches": 2},
+        }
+    )
+    assert smaller_layouts(of, whole_layout(of, 2), 1) == []

@@ -57,7 +57,7 @@ def train_with_survivors(
     if surviving is None:
         return train(replace(attempt, world=world)), world
     of = config.parallel
-    wanted = of.pipe * of.data if of.pipe else world.size
+    wanted = of.pipe * of.data * of.tensor if of.pipe else world.size
     whole = whole_layout(config, min(wanted, world.size))
     _check_hosts(config, world)
     if whole.ranks < world.size:
@@ -146,8 +146,8 @@ def _left(config: Config, whole: Layout, world: SurvivingWorld) -> tuple[Survivi
     if is_first:
         spares = f", spares: {len(left.spares)}" if left.spares else ""
         click.echo(
-            f"{now}, which go on: ranks in the pipeline: {layout.pipe}, replicas: {layout.data}"
-            f"{spares}",
+            f"{now}, which go on: ranks in the pipeline: {layout.ranks_of_a_replica}, replicas: "
+            f"{layout.data}{spares}",
             err=True,
         )
     return left, layout
