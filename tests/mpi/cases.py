@@ -738,6 +738,41 @@ def case_teams_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None
         assert there == here, (tensor, data, policy)
 
 
+def case_shares_have_the_bits_of_one_rank(comm: "MPI.Comm") -> None:
+    """Four shares of each stage, on as many members as there are ranks for; the rest are stages."""
+    if 4 % comm.size and comm.size % 4:
+        return
+    tensor = min(4, comm.size)
+
+    def trained(transport: Transport, members: int) -> Outcome:
+        layout = {"tensor": members, "tensor_shards": 4}
+        config = configured(4, parallel=layout, schedule=ZERO_BUBBLE, optimizer={"clip": 0.5})
+        return train_on_a_rank(transport, of_teams(), few_sentences, STEPS, config)
+
+    alone = of_one_rank(comm, lambda: trained(LocalWorld(1).alone(), 1))
+    for members in (tensor, tensor // 2 or 1):
+        found = trained(MpiTransport(comm), members)
+        assert (found.losses, found.norms) == (alone.losses, alone.norms), members
+
+
+def case_weights_of_a_team_come_and_go(comm: "MPI.Comm") -> None:
+    """Shards of them, as in a world in one process."""
+    if comm.size % 4:
+        return
+    layout = {"tensor": 2, "data": 2}
+    config = configured(4, parallel=layout, memory={"zero": 3, "gathered": 1})
+    here = of_one_rank(
+        comm,
+        lambda: LocalWorld(comm.size).run(
+            lambda t: train_on_a_rank(t, of_teams(), sentences, STEPS, config)
+        ),
+    )
+    there = comm.allgather(
+        train_on_a_rank(MpiTransport(comm), of_teams(), sentences, STEPS, config)
+    )
+    assert there == here
+
+
 def case_layers_as_they_are_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
     """Their forwards pause; where there are replicas, copies share out what they step."""
     if comm.size % 2:
