@@ -199,7 +199,7 @@ def test_weights_that_come_and_go_have_the_same_bits(case: str, policy: str) -> 
     memory = {**sections["memory"], "scratch": "host"}
     found = trained(language, batches, 2, 2, data, **{**sections, **same, "memory": memory})
     # Shards are cut elsewhere, and norms of pieces are added up in another order.
-    plain = {"memory": {"zero": 1}} if "zero" in memory else {}
+    plain: dict[str, Any] = {"memory": {"zero": 1}} if "zero" in memory else {}
     assert found == trained(language, batches, 2, 2, data, **same, **plain)
 
 

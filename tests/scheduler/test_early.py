@@ -43,6 +43,9 @@ class Seen(NamedTuple):
     def started(self, kind: AnyKind, stage: int) -> int:
         return self.done.get((kind, stage), 0)
 
+    def started_whole(self, kind: AnyKind, stage: int) -> int:
+        return self.started(kind, stage)
+
     def in_flight_of(self, stage: int) -> int:
         raise AssertionError("not asked")
 
