@@ -230,8 +230,9 @@ def _fits(came: Tensor | None, expected: tuple[torch.Size, torch.dtype]) -> bool
     if came is None:
         return True
     shape, dtype = expected
-    # A sum of several addends is wide.
-    return came.shape == shape and came.dtype in (dtype, wide_type(dtype))
+    if came.shape != shape:
+        return False
+    return came.dtype == dtype or came.dtype == wide_type(dtype)  # a sum of several is wide
 
 
 def _are_addends(moves: Iterable[Move]) -> list[bool]:

@@ -39,6 +39,39 @@ class Same(nn.Module):
         return value
 
 
+class Slices(nn.Module):
+    """A piece of a team's layer that hands on slices, and does nothing else."""
+
+    def forward(self, value: Tensor) -> Any:
+        return axrt.Gathered(value[: SHAPE[0] // 2])
+
+
+class Gathering(Slices):
+    """The first piece, which is given a member's tokens; it has a matrix to cut that it does not
+    use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(2, 2)
+
+    def forward(self, value: Tensor) -> Any:
+        return axrt.Gathered(value)
+
+
+class Ends(nn.Module):
+    """The last piece, which hands on a member's tokens."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value[: SHAPE[0] // 2]
+
+
+class InSlices(axrt.InPieces):
+    """A layer of a team, with several joints in a forward and in a backward."""
+
+    def __init__(self) -> None:
+        super().__init__([Gathering(), *[Slices() for _ in range(6)], Ends()])
+
+
 def one_element(value: Tensor, target: Tensor) -> Tensor:
     """An empty loss."""
     return value[0, 0]
@@ -88,23 +121,31 @@ class Calls(Observer):
             self.total += 1
 
 
-def counted(policy: str, ranks: int, transport: Transport | None = None) -> Calls:
-    """Count two steps of empty layers on this rank, watched as `axrt train` watches."""
+def counted(
+    policy: str, ranks: int, transport: Transport | None = None, is_team: bool = False
+) -> Calls:
+    """Count two steps of empty layers on this rank, watched as `axrt train` watches.
+
+    Args:
+        is_team: the ranks hold each stage together; False: each holds stages of its own.
+    """
     chunks = 2 if policy == "zb-v" else 1
-    layers = [axrt.LayerSpec(Same) for _ in range(ranks * chunks)]
+    layers = [axrt.LayerSpec(InSlices if is_team else Same)] * (chunks * (1 if is_team else ranks))
+    plan = {"*.up": "column", "loss": "token"} if is_team else None
     settings = {
         "schedule": {"microbatches": MICROBATCHES, "policy": policy},
+        "parallel": {"tensor": ranks if is_team else 1},
         "run": {"device": "cpu"},
     }
     calls = Calls()
     engine = axrt.initialize(
-        axrt.PipelineModule(layers, one_element),
+        axrt.PipelineModule(layers, one_element, tensor=plan),
         config=settings,
         transport=transport,
         observers=[Idle(), calls],
     )
     with engine:
-        batches = _wanting()
+        batches = _wanting(SHAPE if is_team else (1,))
         engine.train_batch(batches)  # the first step makes what later ones find
         with calls.counting():
             engine.train_batch(batches)
@@ -112,20 +153,21 @@ def counted(policy: str, ranks: int, transport: Transport | None = None) -> Call
     return calls
 
 
-def _wanting() -> Iterator[tuple[Tensor, Tensor]]:
+def _wanting(of_targets: tuple[int, ...] = (1,)) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs that want a gradient, as activations do."""
-    value, target = torch.zeros(SHAPE, requires_grad=True), torch.zeros(1)
+    value, target = torch.zeros(SHAPE, requires_grad=True), torch.zeros(of_targets)
     while True:
         yield value, target
 
 
 def main() -> None:
     """Print the counts: `python -m tests.engine.calls`, or under mpirun with the number of ranks
-    behind it."""
-    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    behind it; and with `team` behind that those of pieces, where the ranks hold stages together."""
+    ranks, is_team = int((sys.argv[1:] or ["1"])[0]), sys.argv[2:] == ["team"]
     for policy, kinds in KINDS.items():
-        calls = counted(policy, ranks)
-        print(f"{policy:6} {calls.of_a_task(*kinds):6.1f}", flush=True)
+        of = [kind for kind in kinds if not (is_team and kind is Kind.WEIGHT)]  # has none to make
+        calls = counted(policy, ranks, is_team=is_team)
+        print(f"{policy:6} {calls.of_a_task(*of):6.1f}", flush=True)
 
 
 if __name__ == "__main__":
