@@ -34,9 +34,8 @@ def check_one_member(config: "Config") -> None:
         ConfigError: members of a team do, or virtual ones.
     """
     if config.parallel.virtual_members > 1:
-        of = config.parallel
-        key = "tensor" if of.tensor > 1 else "tensor_shards"
+        key, off = config.parallel.cut_by
         raise ConfigError(
-            f"parallel.{key} = {getattr(of, key)}: this command does not take it yet, and axrt "
-            f"train does; expected parallel.{key} = 1"
+            f"{key} = {config.parallel.virtual_members}: this command does not take it yet, and "
+            f"axrt train does; expected {key} = {off}"
         )

@@ -18,8 +18,8 @@ class Parallel(Section):
     )
     tensor_shards: int = key(
         0,
-        "shares into which members of a team cut each stage, a power of two and a multiple of "
-        "parallel.tensor: bits depend on it, and not on the number of members; 0 = parallel.tensor",
+        "virtual members of each team, of which each rank has as many: a power of two and a "
+        "multiple of parallel.tensor. Bits depend on it, not on parallel.tensor; 0 = one a rank",
         least=0,
     )
     gather_again: bool = key(
@@ -60,5 +60,12 @@ class Parallel(Section):
 
     @property
     def virtual_members(self) -> int:
-        """Number of shares into which a stage is cut; each member of a team has as many of them."""
+        """Number of parts into which a stage is cut; each member of a team has as many of them."""
         return self.tensor_shards or self.tensor
+
+    @property
+    def cut_by(self) -> tuple[str, int]:
+        """The key that says into how many parts a stage is cut, and its value where it is one."""
+        if self.virtual_members > self.tensor:
+            return "parallel.tensor_shards", 0
+        return "parallel.tensor", 1

@@ -102,13 +102,13 @@ def _of_sharing(config: "Config") -> Iterator[str]:
 
 
 def _of_teams(config: "Config") -> Iterator[str]:
-    """What is not there yet where a stage has several members, or several shares on one."""
-    yield from _of_tensor_shards(config)
-    of, shares = config.parallel, config.parallel.virtual_members
-    if shares == 1:
+    """What is not there yet where a stage has several members, or virtual ones."""
+    yield from _of_virtual_members(config)
+    size = config.parallel.virtual_members
+    if size == 1:
         return
-    key = "parallel.tensor" if of.tensor > 1 else "parallel.tensor_shards"
-    found_in = f"{key} = {of.tensor if of.tensor > 1 else shares}"
+    key, off = config.parallel.cut_by
+    found_in = f"{key} = {size}"
     run, checkpoint = config.run, config.checkpoint
     rows: list[tuple[str, object, object]] = [
         ("schedule.costs", config.schedule.costs, ""),
@@ -119,7 +119,7 @@ def _of_teams(config: "Config") -> Iterator[str]:
         if found != expected:
             yield (
                 f"{name} = {found!r} with {found_in}, which does not take it yet; "
-                f"expected {name} = {expected!r}, or {key} = 1"
+                f"expected {name} = {expected!r}, or {key} = {off}"
             )
     yield from _of_gathering(config)
     if config.schedule.policy == "auto":
@@ -129,40 +129,40 @@ def _of_teams(config: "Config") -> Iterator[str]:
         )
 
 
-def _of_tensor_shards(config: "Config") -> Iterator[str]:
+def _of_virtual_members(config: "Config") -> Iterator[str]:
     """What does not go with `parallel.tensor_shards`."""
     of, memory = config.parallel, config.memory
-    shares, tensor = of.tensor_shards, of.tensor
-    if not shares:
+    size, tensor = of.tensor_shards, of.tensor
+    if not size:
         return
-    if shares & (shares - 1) or shares % tensor:
+    if size & (size - 1) or size % tensor:
         fits = [2**k for k in range(11) if not 2**k % tensor]
         expected = f"one of {', '.join(map(str, fits[:3]))}, and so on, or 0" if fits else "0"
         yield (
-            f"parallel.tensor_shards = {shares} with parallel.tensor = {tensor}: shares are a "
-            f"power of two, and each member has as many; expected {expected}"
+            f"parallel.tensor_shards = {size} with parallel.tensor = {tensor}: they are a power of "
+            f"two, of which each member has as many; expected {expected}"
         )
-    if shares <= tensor:
+    if size <= tensor:
         return
+    here = f"parallel.tensor_shards = {size} and parallel.tensor = {tensor}"
     if memory.zero > 2:
         yield (
-            f"memory.zero = {memory.zero} with parallel.tensor_shards = {shares}, whose weights "
-            f"are not let go within a step; expected memory.zero = 2, or parallel.tensor_shards = "
-            f"{tensor}"
+            f"memory.zero = {memory.zero} with {here}: weights of virtual members are not let go "
+            f"within a step; expected memory.zero = 2, or parallel.tensor_shards = {tensor}"
         )
-    here = f"parallel.tensor_shards = {shares} with parallel.tensor = {tensor}"
-    rows = [
+    rows: list[tuple[str, object, object]] = [
         ("memory.offload_parameters", memory.offload_parameters, False),
         ("memory.offload_activations", memory.offload_activations, 0),
         ("parallel.gather_again", of.gather_again, False),
+        ("parallel.collectives", of.collectives, "parts"),
         ("run.deterministic", config.run.deterministic, False),
         ("precision.gradients", config.precision.gradients, "float32"),
     ]
-    for name, found, expected_value in rows:
-        if found != expected_value:
+    for name, found, off in rows:
+        if found != off:
             yield (
-                f"{name} = {found!r} with {here}, where a member has several shares; expected "
-                f"{name} = {expected_value!r}, or parallel.tensor_shards = {tensor}"
+                f"{name} = {found!r} with {here}, where a rank has several virtual members; "
+                f"expected {name} = {off!r}, or parallel.tensor_shards = {tensor}"
             )
 
 

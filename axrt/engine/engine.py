@@ -323,7 +323,11 @@ class Engine(EngineInfo):
             SaveError: memory cannot be written to.
         """
         if self.config.parallel.virtual_members > 1:
-            raise ConfigError("keep_in_memory does not take parallel.tensor > 1 yet; expected 1")
+            key, off = self.config.parallel.cut_by
+            raise ConfigError(
+                f"keep_in_memory does not take {key} = {self.config.parallel.virtual_members} yet; "
+                f"expected {off}"
+            )
         with self._guard.agreeing():
             self._trainer.settle()
             self._weights.publish()

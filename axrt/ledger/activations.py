@@ -51,7 +51,7 @@ class Stashes:
     Args:
         loss_fn: loss function of the model.
         of_team: what a member of a team, or a virtual one, runs of each layer.
-        here: number of virtual members of a rank.
+        virtual: number of virtual members of a rank.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Stashes:
         loss_fn: LossFunction,
         sample: Any,
         of_team: TeamLayers = OF_ONE,
-        here: int = 1,
+        virtual: int = 1,
     ) -> None:
         self._skeletons, self._loss_fn, self._sample = skeletons, loss_fn, sample
-        self._of_team, self._here = of_team, here
+        self._of_team, self._virtual = of_team, virtual
         self._known: dict[tuple[object, ...], tuple[StashBytes, Any]] = {}
 
     def of_stages(self, config: Config, job: Job) -> list[StashBytes]:
@@ -141,7 +141,7 @@ class Stashes:
         back = [tensor for tensor in sent if tensor.requires_grad]
         again_bytes = max(0, afterwards - kept)
         sizes = (kept, again_bytes, leaves, num_bytes(sent), num_bytes(back), slices)
-        of_all = StashBytes(*(self._here * size for size in sizes))
+        of_all = StashBytes(*(self._virtual * size for size in sizes))
         return of_all, None if last else out
 
     def _types_on_device(self, types: Types) -> dict[int, torch.dtype]:

@@ -35,10 +35,10 @@ Probe = Callable[[BucketSpec, Sequence[nn.Parameter]], Probed]
 class BucketBytes:
     """The sizes of a bucket's memory, in bytes."""
 
-    weights: int  # weights that layers compute with, those of virtual members too
+    weights: int  # weights that layers compute with
     masters: int  # float32 masters of those that are narrow
     in_place: int  # weights that the optimizer steps as they are
-    gradients: int  # gradient over microbatches, those of virtual members too
+    gradients: int  # gradient over microbatches
     total: int  # gradient over copies, where that is memory of its own
     moments: tuple[int, ...] | None  # moments of the optimizer, by key and type; None: not known
     copies: int  # number of places that hold the bucket
@@ -49,6 +49,8 @@ class BucketBytes:
     # weights of the own shard that are in scratch besides masters, of each type
     stored: tuple[int, ...]
     is_tied: bool  # some copies of it are on other stages
+    virtual_weights: int = 0  # copies that virtual members compute with
+    virtual_gradients: int = 0  # gradients of theirs beside the bucket's
 
 
 class StageBytes(NamedTuple):
@@ -174,7 +176,7 @@ class StageParameters:
             groups,
             len(spec.copies),
             len({copy.stage for copy in spec.copies}) > 1,
-            self._of_virtual(spec, 1),
+            self._of_virtual(spec),
         )
         return _Bucket(spec, narrow, cut, near, groups, self._sizes.of_kind(kind))
 
@@ -213,13 +215,11 @@ class StageParameters:
         ]
         known = self._probe(spec, masters.shown)
         moments = known.moments and [known.moments[piece.place] for piece in masters.pieces]
-        width = 4 if in_float32 else max(one.itemsize for one in (*parameters, torch.empty(0)))
-        copied, added = self._of_virtual(spec, width)
         return BucketBytes(
-            weights + copied,
+            weights,
             beside - weights,
             sum(Layout(of).num_bytes for of in of_type),
-            num_bytes(gradient.sums) + added,
+            num_bytes(gradient.sums),
             num_bytes(gradient.own_totals),
             None if moments is None else tuple(_flat_moments(stepped, moments)),
             len(spec.copies),
@@ -227,24 +227,22 @@ class StageParameters:
             _kept(masters, stepped, self._config.memory.offload != "none"),
             tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),
             len({copy.stage for copy in spec.copies}) > 1,
+            *self._of_virtual(spec),
         )
 
-    def _of_virtual(self, spec: BucketSpec, width: int) -> tuple[int, int]:
-        """Bytes of the weights that virtual members copy, and of the gradients that they have
-        beside the bucket's.
-
-        Args:
-            width: bytes of an element of a gradient.
-        """
+    def _of_virtual(self, spec: BucketSpec) -> tuple[int, int]:
+        """Bytes of the weights that virtual members copy, and of the gradients, in float32 or
+        wider, that they have beside the bucket's."""
         cuts, copied, added = self._cuts, 0, 0
-        cut_layers = {name.partition(".")[0] for name in cuts.shares}
-        for name, parameter in spec.named if cuts.here > 1 else ():
-            if name in cuts.shares:
-                copied += parameter.nbytes
-                added += parameter.numel() * width
-            else:
-                is_own = name.partition(".")[0] not in cut_layers  # that of the first one
-                added += (cuts.here - is_own) * parameter.numel() * width
+        cut_layers = {name.partition(".")[0] for name in cuts.virtual_parts}
+        for name, parameter in spec.named if cuts.virtual > 1 else ():
+            part = cuts.virtual_parts.get(name)
+            size = parameter.numel() * max(4, parameter.itemsize)
+            if part is not None:  # a bias by rows is with the first one alone
+                copied += parameter.nbytes * (part.dim is not None)
+                added += size
+            else:  # one gradient each, but for the first one of a layer that is the rank's own
+                added += (cuts.virtual - (name.partition(".")[0] not in cut_layers)) * size
         return copied, added
 
 

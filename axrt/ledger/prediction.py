@@ -170,18 +170,18 @@ class Predictor:
 
     def _of_team(self, parallel: Parallel) -> tuple[Skeletons, Stashes | None]:
         """The layers of the first member of a team, which has most, and what stages keep there."""
-        size, shares = key = parallel.tensor, parallel.virtual_members
+        size, every = key = parallel.tensor, parallel.virtual_members
         if key not in self._of_teams:
-            plan, here = self._model.tensor, shares // size
-            own = of_share = self._of_one
-            if shares > 1:
-                own = self._of_one.of_team(plan, Team(0, size), here)
-                of_share = self._of_one.of_team(plan, Team(0, shares))
+            plan, virtual = self._model.tensor, every // size
+            own = of_virtual = self._of_one
+            if every > 1:
+                own = self._of_one.of_team(plan, Team(0, size), virtual)
+                of_virtual = self._of_one.of_team(plan, Team(0, every))
             stashes = None
             if self._sample is not None:
-                of_team = TeamLayers(plan, Team(0, shares))
+                of_team = TeamLayers(plan, Team(0, every))
                 loss_fn = self._model.loss_fn
-                stashes = Stashes(of_share, loss_fn, self._sample, of_team, here)
+                stashes = Stashes(of_virtual, loss_fn, self._sample, of_team, virtual)
             self._of_teams[key] = own, stashes
         return self._of_teams[key]
 
@@ -283,10 +283,12 @@ def _entries(
     gathered = _gathered(stages, job)
     for purpose, tier, sizes in (
         (Purpose.WEIGHTS, Tier.DEVICE, [b.kept if job.residencies else b.weights for b in buckets]),
+        (Purpose.WEIGHTS, Tier.DEVICE, [b.virtual_weights for b in buckets]),
         (Purpose.GATHERED, Tier.DEVICE, gathered),
         (Purpose.FROZEN, Tier.DEVICE, [stage.frozen for stage in stages]),
         (Purpose.ORIGINALS, Tier.HOST, [stage.originals for stage in stages]),
         (Purpose.GRADIENTS, Tier.DEVICE, [gradients]),
+        (Purpose.GRADIENTS, Tier.DEVICE, [b.virtual_gradients for b in buckets]),
         (Purpose.MESSAGES, Tier.DEVICE, [_parts(bucket, job) for bucket in buckets]),
         # Of a replica that is ahead shards may come before there is room for them.
         (Purpose.MESSAGES, Tier.DEVICE, [w - w // job.pipes_a_group for w in gathered]),

@@ -44,10 +44,10 @@ class Skeletons:
             if isinstance(layer, nn.Module)
         }
 
-    def of_team(self, plan: Plan, team: Team, here: int = 1) -> Self:
+    def of_team(self, plan: Plan, team: Team, virtual: int = 1) -> Self:
         """The skeletons of a member's part of the layers, which has so many virtual members."""
         others = copy.copy(self)
-        others.cuts, others._known = TensorCuts(plan, team, here), {}
+        others.cuts, others._known = TensorCuts(plan, team, virtual), {}
         return others
 
     def key_of(self, place: int) -> tuple[object, ...]:

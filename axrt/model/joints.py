@@ -101,7 +101,8 @@ def slice_of(tensor: Tensor, member: int, size: int) -> Tensor:
     if tensor.shape[dim] % size:
         raise ModelError(
             f"a tensor of shape {tuple(tensor.shape)} has no multiple of {size} tokens along "
-            f"dimension {dim}; expected a length that parallel.tensor = {size} divides"
+            f"dimension {dim}; expected a length that {size} divides, as many as there are "
+            "members (parallel.tensor) or virtual ones (parallel.tensor_shards)"
         )
     length = tensor.shape[dim] // size
     return tensor.narrow(dim, member * length, length)

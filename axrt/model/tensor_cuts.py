@@ -37,18 +37,21 @@ class Part(NamedTuple):
     def of(self, whole: Tensor) -> Tensor:
         """What this member has of a tensor; all of one that has another shape, as a count of steps
         has."""
+        return self.of_member(self.team.member, whole)
+
+    def of_member(self, member: int, whole: Tensor) -> Tensor:
+        """The same of any member."""
         if self.dim is None or whole.shape != self.shape:
             return whole
-        member, size = self.team
         blocks = torch.split(whole, list(self.blocks), self.dim)
-        return torch.cat([block.chunk(size, self.dim)[member] for block in blocks], self.dim)
+        parts = [block.chunk(self.team.size, self.dim)[member] for block in blocks]
+        return torch.cat(parts, self.dim)
 
-    def all_of(self, whole: Tensor) -> list[Tensor]:
+    def of_all(self, whole: Tensor) -> list[Tensor]:
         """What each member has of a tensor."""
         if self.dim is None:
             return [whole]
-        members = range(self.team.size)
-        return [self._replace(team=Team(member, len(members))).of(whole) for member in members]
+        return [self.of_member(member, whole) for member in range(self.team.size)]
 
     def whole(self, parts: Sequence[Tensor]) -> Tensor:
         """The tensor, from what each member has of it; the first one's where it is a count, or is
@@ -84,38 +87,38 @@ class TensorCuts:
     Args:
         plan: what the model says.
         team: this member, and how many share them out.
-        here: number of virtual members of this member.
+        virtual: number of virtual members of this member.
     Attributes:
-        team, here: the same.
+        team, virtual: the same.
         parts: what the members have of each parameter that was cut.
-        shares: what the virtual members here have of each parameter that they cut; {} where there
-            is one.
+        virtual_parts: what the virtual members here have of each parameter that they cut, the first
+            of them as the one whose part it is; {} where there is one alone.
     """
 
-    def __init__(self, plan: Plan, team: Team, here: int = 1) -> None:
-        self._plan, self.team, self.here = plan, team, here
+    def __init__(self, plan: Plan, team: Team, virtual: int = 1) -> None:
+        self._plan, self.team, self.virtual = plan, team, virtual
         self.parts: dict[str, Part] = {}
-        self.shares: dict[str, Part] = {}
+        self.virtual_parts: dict[str, Part] = {}
 
     @property
     def does_cut(self) -> bool:
         """Some parameters may be shared out."""
-        return self.team.size > 1 or self.here > 1
+        return self.team.size > 1 or self.virtual > 1
 
     def cut(self, place: int, layer: nn.Module) -> None:
         """Cut what the plan names in a layer."""
         if self.team.size > 1:
             self._cut_layer(place, layer)
-        if self.here > 1:
-            self._share_layer(place, layer)
+        if self.virtual > 1:
+            self._note_virtual(place, layer)
 
-    def _share_layer(self, place: int, layer: nn.Module) -> None:
-        """Note how virtual members share out what this member has of a layer."""
+    def _note_virtual(self, place: int, layer: nn.Module) -> None:
+        """Note what virtual members have of this member's part of a layer."""
         for path, module in layer.named_modules(prefix=str(place)):
             for _, way in cuts_in(self._plan, path):
                 assert isinstance(module, nn.Linear | nn.Embedding)
-                mine = _parts_of(module, way, Team(0, self.here), self.team.size)
-                self.shares |= {f"{path}.{name}": part for name, part in mine.items()}
+                mine = _parts_of(module, way, Team(0, self.virtual), self.team.size)
+                self.virtual_parts |= {f"{path}.{name}": part for name, part in mine.items()}
 
     def _cut_layer(self, place: int, layer: nn.Module) -> None:
         for path, module in layer.named_modules(prefix=str(place)):

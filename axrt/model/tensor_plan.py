@@ -102,19 +102,19 @@ def check_cuts(model: "PipelineModule", parallel: Parallel) -> None:
     """Check that the members of a team can share out a model as it says.
 
     Args:
-        parallel: layout of ranks, which says into how many shares.
+        parallel: layout of ranks, which says into how many parts.
     Raises:
         ConfigError: it says nothing, names nothing that is there, or names what cannot be cut.
     """
     size = parallel.virtual_members
     if size == 1:
         return
-    key = f"parallel.{'tensor' if size == parallel.tensor else 'tensor_shards'}"
+    key, off = parallel.cut_by
     if not model.tensor:
         raise ConfigError(
             f"{key} = {size}, and the model says nothing of how its matrices are shared "
             "out; expected PipelineModule(..., tensor={'*.up': 'column', '*.down': 'row'}), with "
-            f"the names of its own, or {key} = 1"
+            f"the names of its own, or {key} = {off}"
         )
     check = _Check(model.tensor, size, key)
     for place, layer in enumerate(model.layers):

@@ -185,6 +185,7 @@ class Trainer:
         every: list[Worker] = [stages, gradients, collectives, weights, stepping, offload]
         if model.stash is not None:
             offloading = {at: of for at, of in model.stages.items() if isinstance(of, Stage)}
+            assert len(offloading) == len(model.stages), "virtual members offload no stashes"
             every.append(StashWorker(offloading, model.stash, slots))
         workers = Workers(mail, every, hears)
         state = RankState(

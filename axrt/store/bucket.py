@@ -38,7 +38,7 @@ from .gradient_of_runs import GradientOfRuns
 from .gradient_shard import GradientShard
 from .loans import Loans
 from .masters import Masters
-from .norms import Norms, shares_of
+from .norms import Norms, parts_of_pieces
 from .offloaded import OffloadedState
 from .on_host import GradientOnHost
 from .probe import check_goes_on, made_by, probed
@@ -85,7 +85,7 @@ class Bucket:
         settings: BucketSettings,
         narrow: Sequence[torch.dtype | None] = (),
         cut: Cut | None = None,
-        shares: Parts = NOTHING_CUT,
+        virtual_parts: Parts = NOTHING_CUT,
     ) -> None:
         self.named, self.called = spec.named, spec.called
         self.copies, self.me = spec.copies, me
@@ -125,7 +125,7 @@ class Bucket:
         self.loans = Loans()
         self._given_back: dict[str, Tensor] = {}
         self.virtual: VirtualGradients | None = None
-        of_pieces = shares_of(masters.pieces, names, shares)
+        of_pieces = parts_of_pieces(masters.pieces, names, virtual_parts)
         self._stepped = Stepped(self.optimizer, masters, self.gradient, device, of_pieces)
         self.route = self._route(settings)
         self.state = BucketState(
@@ -208,8 +208,7 @@ class Bucket:
 
     @property
     def lr(self) -> float | None:
-        """The learning rate of the first parameter group in the last step; None where there is no
-        group."""
+        """The learning rate of the first group in the last step; None where there is no group."""
         return float(self.groups[0]["lr"]) if self.groups else None
 
     @property
@@ -223,6 +222,12 @@ class Bucket:
     def leaf_of(self, microbatch: int) -> int:
         """The leaf of a microbatch in the tree of what is put aside."""
         return self._first_leaf + microbatch
+
+    def keep_open(self) -> None:
+        """Give memory again to gradients that a hook has dropped since `open`."""
+        self.gradient.keep_open()
+        if self.virtual:
+            self.virtual.keep_open()
 
     def take_from(self, layers: VirtualLayers) -> None:
         """Have the gradients that virtual members add up."""
@@ -243,7 +248,7 @@ class Bucket:
         """Note that the gradient is complete on this copy; a parameter that no microbatch has used
         keeps none."""
         if self.virtual:
-            self.virtual.gather()
+            self.virtual.add_up()
         self.gradient.close()
         if self.shard:
             self.shard.close()
@@ -372,8 +377,7 @@ class Bucket:
             self._masters.keep_memory()
 
     def publish_if_changed(self) -> None:
-        """Give layers the weights that the masters have, where somebody else has written to
-        those."""
+        """Give layers what somebody else has written to masters."""
         if self._masters.have_changed():
             self.route.publish()
 

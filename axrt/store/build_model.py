@@ -85,8 +85,8 @@ def build_model(
         in_scratch=job.offloads_weights,
     )
     team = Team(mesh.member, mesh.tensor)
-    here = config.parallel.virtual_members // mesh.tensor
-    virtual = VirtualBuilder(recipe.model.layers, recipe.model.tensor, team, here, types)
+    count = config.parallel.virtual_members // mesh.tensor
+    virtual = VirtualBuilder(recipe.model.layers, recipe.model.tensor, team, count, types)
     of_team = TeamLayers(recipe.model.tensor, team)
     replica, scale_of = mesh.data_rank, loss_scale.of if loss_scale else None
     again = config.parallel.gather_again
@@ -149,8 +149,8 @@ class _Builder:
         """
         config, job = self._config, self._to_run.job
         places = range(job.cuts[stage], job.cuts[stage + 1])
-        here = len(self._virtual.teams)
-        cuts = TensorCuts(self._model.tensor, self._to_run.of_team.team, here)
+        virtual = len(self._virtual.teams)
+        cuts = TensorCuts(self._model.tensor, self._to_run.of_team.team, virtual)
         layers = _Layers(
             self._model, places, config.run.seed, self._to_run.generator.device, self._narrow, cuts
         )
@@ -170,12 +170,12 @@ class _Builder:
                     self._to_step,
                     self._types_of([parameter for _, parameter in spec.named]),
                     cut_of(config, job, pipe, spec.copies),
-                    cuts.shares,
+                    cuts.virtual_parts,
                 )
         buckets = tuple(made[number] for number in sorted(made))
         self.parts |= cuts.parts
-        if here > 1:
-            return self._of_virtual(stage, layers.built, cuts.shares, buckets), buckets
+        if virtual > 1:
+            return self._of_virtual(stage, layers.built, cuts.virtual_parts, buckets), buckets
         built = self._stage(stage, layers.built, self._to_run, offloads)
         built.cut_at({bucket.first_layer for bucket in buckets})
         return built, buckets
@@ -189,12 +189,12 @@ class _Builder:
         return Stage(layers, job.cuts[stage], loss_fn, to_run, recomputed, offloads)
 
     def _of_virtual(
-        self, stage: int, own: Sequence[nn.Module], shares: Parts, buckets: Sequence[Bucket]
+        self, stage: int, own: Sequence[nn.Module], parts: Parts, buckets: Sequence[Bucket]
     ) -> VirtualMembers:
         """The stage of the virtual members of this rank, whose gradients go to its buckets."""
         to_run, seed = self._to_run, self._config.run.seed
         first = to_run.job.cuts[stage]
-        layers = self._virtual.build(own, first, shares, seed, to_run.generator.device)
+        layers = self._virtual.build(own, first, parts, seed, to_run.generator.device)
         for bucket in buckets:
             bucket.take_from(layers)
         members = [
@@ -203,7 +203,7 @@ class _Builder:
             )
             for of, team in zip(layers.of_members, self._virtual.teams, strict=True)
         ]
-        return VirtualMembers(members, layers, own, to_run.of_team.team)
+        return VirtualMembers(members, layers, own, to_run.of_team.team, stage == 0)
 
     def _check_steps_parts(self, spec: BucketSpec, parts: Parts) -> None:
         """Check that an optimizer steps parts of parameters as it steps the whole."""

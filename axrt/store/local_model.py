@@ -311,11 +311,18 @@ class LocalModel:
         modes = [module.training for module in modules]
         for module in modules:
             module.training = False
+        self._let_weights_change()
         try:
             yield
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
+            self._let_weights_change()
+
+    def _let_weights_change(self) -> None:
+        for stage in self.stages.values():
+            if isinstance(stage, VirtualMembers):
+                stage.let_weights_change()
 
     def release(self, failed: bool = False) -> None:
         """Give the user's own modules back as they were, with their new weights.

@@ -16,12 +16,12 @@ Norms = tuple[Tensor, Tensor]
 
 
 # What virtual members have of each parameter that they cut, by its place among those stepped.
-Shares = Mapping[int, Part]
-NO_SHARES: Shares = MappingProxyType({})
+VirtualParts = Mapping[int, Part]
+NO_PARTS: VirtualParts = MappingProxyType({})
 
 
-def shares_of(pieces: Sequence[Piece], names: Sequence[str], parts: Parts) -> Shares:
-    """The shares of what a rank steps.
+def parts_of_pieces(pieces: Sequence[Piece], names: Sequence[str], parts: Parts) -> VirtualParts:
+    """What virtual members have of what a rank steps.
 
     Args:
         names: name of each parameter that there are pieces of.
@@ -31,15 +31,15 @@ def shares_of(pieces: Sequence[Piece], names: Sequence[str], parts: Parts) -> Sh
     return {place: parts[name] for place, name in whole if name in parts}
 
 
-def in_shares(found: list[tuple[int, Tensor]], shares: Shares) -> list[tuple[int, Tensor]]:
+def of_virtual(found: list[tuple[int, Tensor]], parts: VirtualParts) -> list[tuple[int, Tensor]]:
     """Gradients, each with its place: that of each virtual member where they cut a parameter, so
     that the norm of all is taken of the same norms whoever has them."""
-    if not shares:
+    if not parts:
         return found
     return [
         (place, part)
         for place, gradient in found
-        for part in (shares[place].all_of(gradient) if place in shares else [gradient])
+        for part in (parts[place].of_all(gradient) if place in parts else [gradient])
     ]
 
 

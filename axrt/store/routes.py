@@ -33,7 +33,7 @@ from axrt.errors import AxrtError
 from .flat import adopt, can_be_flat
 from .gradient import Gradient
 from .masters import Masters
-from .norms import NO_SHARES, Shares, in_shares, norms_of
+from .norms import NO_PARTS, VirtualParts, norms_of, of_virtual
 from .offloaded import OffloadedState
 from .on_host import GradientOnHost
 
@@ -45,7 +45,7 @@ class Stepped(NamedTuple):
     masters: Masters
     gradient: Gradient
     device: torch.device  # on which layers compute
-    shares: Shares = NO_SHARES  # of virtual members
+    parts: VirtualParts = NO_PARTS
 
     @property
     def state_tensors(self) -> Iterator[tuple[dict[str, object], str, Tensor]]:
@@ -124,7 +124,7 @@ class OnDevice:
         """The index among the parameters that are stepped, and the norm, of each gradient."""
         found = [(place, p.grad) for place, p in enumerate(self.with_gradient)]
         present = [(place, gradient) for place, gradient in found if gradient is not None]
-        present = in_shares(present, self._stepped.shares)
+        present = of_virtual(present, self._stepped.parts)
         norms = norms_of([gradient for _, gradient in present])
         yield from zip([place for place, _ in present], norms, strict=True)
 
@@ -263,8 +263,7 @@ class Offloaded(OnDevice):
             if gradient is not None:
                 for factor in self._factors:
                     gradient.mul_(factor)
-                for _, part in in_shares([(place, gradient)], self._stepped.shares):
-                    yield place, norms_of([part])[0]
+                yield place, norms_of([gradient])[0]
 
     def scale(self, factor: float | Tensor) -> None:
         if self.makes_total_late:

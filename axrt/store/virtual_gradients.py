@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from axrt.errors import ConfigError
 from axrt.model.accumulator import accumulating
 from axrt.model.balanced import balanced_sum
 from axrt.model.tensor_cuts import Part
@@ -24,7 +25,7 @@ class _Row(NamedTuple):
 
     total: nn.Parameter  # has the gradient of the bucket
     mine: list[nn.Parameter | None]  # have those of the virtual members; the first may be `total`
-    share: Part | None  # what each of them has; None: all of it
+    part: Part | None  # what each of them has; None: all of it
 
 
 class VirtualGradients:
@@ -59,12 +60,17 @@ class VirtualGradients:
         self._untouched: dict[nn.Parameter, int] = {}
 
     def _row(self, name: str, own: nn.Parameter, total: nn.Parameter) -> _Row:
-        every = self._layers.parameters(name)
+        if torch.promote_types(total.dtype, torch.float32) != total.dtype:
+            raise ConfigError(
+                f"{name} is {total.dtype}, and a rank has several virtual members "
+                "(parallel.tensor_shards), whose gradients are added up in float32; expected "
+                "float32 weights, which precision.weights narrows, or parallel.tensor_shards = 0"
+            )
         mine = [
             None if one is None else total if one is own else self._with_memory(one, total.dtype)
-            for one in every
+            for one in self._layers.parameters(name)
         ]
-        return _Row(total, mine, self._layers.share_of(name))
+        return _Row(total, mine, self._layers.part_of(name))
 
     def _with_memory(self, parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
         """What has the gradient of a parameter in a type, in memory beside the bucket's."""
@@ -75,32 +81,43 @@ class VirtualGradients:
         self._apart.append((has, parameter))
         return has
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the memory beside the bucket's."""
+        return sum(buffer.num_bytes for buffer in self._buffers)
+
     def open(self) -> None:
         """Begin the gradients of a run."""
-        for buffer in self._buffers:
-            buffer.flat.fill_(-0.0)  # which changes nothing that it is added to
+        self._untouched.clear()
         for has, view in self._views.items():
-            has.grad = view
-        self._untouched = {has: view._version for has, view in self._views.items()}
+            self._begin(has, view)
+
+    def keep_open(self) -> None:
+        """Give memory again to gradients that a hook of the user's has dropped since `open`; see
+        `Gradient.keep_open`."""
+        for has, view in self._views.items():
+            if has.grad is None:
+                self._begin(has, view)
+
+    def _begin(self, has: nn.Parameter, view: Tensor) -> None:
+        has.grad = view.fill_(-0.0)  # which changes nothing that it is added to
+        self._untouched[has] = view._version
 
     @torch.no_grad()
-    def gather(self) -> None:
+    def add_up(self) -> None:
         """Put all into the bucket's gradient, which is complete; weights may step then."""
-        self._layers.stale()
-        for total, mine, share in self._rows:
-            if not any(self._is_used(one) for one in mine) or total.grad is None:
+        self._layers.let_change()
+        self.keep_open()
+        for total, mine, part in self._rows:
+            if total.grad is None or not any(map(self._is_used, mine)):
                 continue
             every = [None if one is None else one.grad for one in mine]
-            if share is None:
+            if part is None:
                 found = balanced_sum(every)
             else:
-                found = share.whole([self._view(one) for one in mine if one is not None])
+                found = part.whole([one for one in every if one is not None])
             if found is not total.grad:
                 total.grad.copy_(found)
-
-    def _view(self, has: nn.Parameter) -> Tensor:
-        """The gradient of a virtual member, -0.0 where it has none."""
-        return self._views[has] if has.grad is None else has.grad
 
     def _is_used(self, has: nn.Parameter | None) -> bool:
         """A gradient was added to what is not the bucket's own."""

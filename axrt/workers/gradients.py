@@ -131,7 +131,7 @@ class GradientWorker(Worker):
         """Give memory again to gradients of a stage that a hook of the user's has dropped; called
         before each further backward of a step."""
         for bucket in self._buckets[stage]:
-            bucket.gradient.keep_open()
+            bucket.keep_open()
 
     def put_aside(self, stage: int, microbatch: int) -> None:
         """Keep what a microbatch has added to the gradients of a stage apart, see

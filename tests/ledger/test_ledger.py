@@ -636,11 +636,53 @@ def test_the_stash_of_a_team_is_within_a_hundredth_of_what_graphs_hold(again: bo
     assert predicted == pytest.approx(most, rel=0.01)
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_the_stash_of_virtual_members_is_within_a_hundredth(tensor: int) -> None:
-    sections = {"parallel": {"tensor": tensor, "tensor_shards": 4}, "model": {"heads": 4}}
-    predicted, most = stash_of(sections, microbatches=1)
+@pytest.mark.parametrize(
+    ("tensor", "sections"),
+    [
+        (1, {}),
+        (2, {}),
+        (1, {"memory": {"recompute": "full"}}),
+        (2, {"precision": {"weights": "bfloat16"}, "schedule": {"policy": "zb-h1"}}),
+    ],
+)
+def test_the_stash_of_virtual_members_is_within_a_hundredth(
+    tensor: int, sections: dict[str, Any]
+) -> None:
+    of_four = {"parallel": {"tensor": tensor, "tensor_shards": 4}, "model": {"heads": 4}}
+    predicted, most = stash_of({**of_four, **sections}, microbatches=1)
     assert predicted == pytest.approx(most, rel=0.01)
+
+
+@pytest.mark.parametrize("narrow", [{}, {"precision": BFLOAT16}])
+@pytest.mark.parametrize("zero", [0, 2])
+def test_weights_and_gradients_of_virtual_members_are_counted(
+    zero: int, narrow: dict[str, Any]
+) -> None:
+    """Gradients are flat memory beside that of buckets; of weights the cut ones are copies."""
+
+    def predicted(shards: int) -> Ledger:
+        return Predictor(gpt(of := config(shards)), adamw, None).predict(of, 2).of_rank(0)
+
+    def config(shards: int) -> Config:
+        parallel = {"data": 2, "tensor_shards": shards}
+        memory, model = {"zero": zero}, {**GPT, "heads": 4}
+        return Config.read(configured(1, parallel=parallel, memory=memory, model=model, **narrow))
+
+    def main(transport: Transport) -> tuple[int, int]:
+        of = config(4)
+        with axrt.initialize(gpt(of), adamw, None, of, transport=transport) as engine:
+            buckets, stages = engine._model.all_buckets, engine._model.stages.values()
+            beside = sum(one.virtual.num_bytes for one in buckets if one.virtual)
+            own = {p.data_ptr() for stage in stages for p in stage.layers.parameters()}
+            every = [p for stage in stages for run in stage.modules_run for p in run.parameters()]
+            copies = {p.data_ptr(): p.nbytes for p in every if p.data_ptr() not in own}
+            return beside, sum(copies.values())
+
+    gradients, weights = LocalWorld(2, 1).run(main)[0]
+    more, alone = predicted(4), predicted(0)
+    for purpose, expected in ((Purpose.GRADIENTS, gradients), (Purpose.WEIGHTS, weights)):
+        found = more.of_purpose(purpose) - alone.of_purpose(purpose)
+        assert found == pytest.approx(expected, rel=0.02), purpose
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
