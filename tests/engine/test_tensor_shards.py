@@ -1,4 +1,4 @@
-"""Shares of a stage (`parallel.tensor_shards`): bits depend on their number alone, whoever has
+"""Virtual members (`parallel.tensor_shards`): bits depend on their number alone, whoever computes
 them."""
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from .test_tensor import (
     trained,
 )
 
-SHARES = 4
+VIRTUAL = 4
 Model = Callable[[], axrt.PipelineModule]
 
 
@@ -91,7 +91,7 @@ def on(
 ) -> Outcome:
     """What a job makes whose stages are cut into four shares, which so many members have."""
     batches = sentences if data == 2 else few_sentences
-    parallel = {"tensor_shards": SHARES, **sections.pop("parallel", {})}
+    parallel = {"tensor_shards": VIRTUAL, **sections.pop("parallel", {})}
     sections = {"optimizer": {"clip": 0.5}, **sections}
     return trained(*(model, batches, pipe, tensor, data), join=join, parallel=parallel, **sections)
 
@@ -123,7 +123,7 @@ CASES: dict[str, partial[Outcome]] = {
 
 
 @pytest.mark.parametrize("case", first(list(CASES), quick=9))
-def test_bits_depend_on_the_number_of_shares_alone(case: str) -> None:
+def test_bits_depend_on_the_number_of_virtual_members(case: str) -> None:
     of_one, of_two, of_four = (CASES[case](members) for members in (1, 2, 4))
     assert of_one == of_two == of_four
 
@@ -154,7 +154,7 @@ def test_the_built_in_models_have_the_same_bits(kind: str, size: int) -> None:
 
 @pytest.mark.parametrize(("tensor", "data"), [(1, 1), (2, 2)])
 @pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
-def test_shares_train_as_plain_torch(policy: str, tensor: int, data: int) -> None:
+def test_virtual_members_train_as_plain_torch(policy: str, tensor: int, data: int) -> None:
     found = on(language, tensor, data=data, schedule={"policy": policy})
     batches = sentences if data == 2 else few_sentences
     assert_close(found, plain_torch(language, batches, 2, clip=0.5))
@@ -166,7 +166,7 @@ def test_bits_depend_on_no_order_of_messages() -> None:
 
 
 @pytest.mark.parametrize("shares", [2, 4, 8])
-def test_as_much_is_sent_whatever_the_number_of_shares(shares: int) -> None:
+def test_as_many_numbers_are_sent_whatever_the_number_of_virtual_members(shares: int) -> None:
     """A member's own addends are added up before they leave."""
     parallel = {"tensor": 2, "tensor_shards": shares}
     config = configured(MICROBATCHES, parallel=parallel)
@@ -201,7 +201,7 @@ class SentNested(Sent):
 @pytest.mark.parametrize("model", [drawing, test_vocabulary.means])
 def test_an_evaluation_has_the_same_bits(model: Model, tensor: int) -> None:
     def evaluated(members: int) -> tuple[float, list[Tensor]]:
-        parallel = {"tensor": members, "pipe": 2, "tensor_shards": SHARES}
+        parallel = {"tensor": members, "pipe": 2, "tensor_shards": VIRTUAL}
         config = configured(MICROBATCHES, parallel=parallel)
 
         def main(transport: Any) -> tuple[float, list[Tensor]]:
@@ -215,12 +215,12 @@ def test_an_evaluation_has_the_same_bits(model: Model, tensor: int) -> None:
         return LocalWorld(2 * members, 3).run(main)[0]
 
     loss, outputs = evaluated(tensor)
-    expected, of_four = evaluated(SHARES)
+    expected, of_four = evaluated(VIRTUAL)
     assert loss == expected
     assert all(map(torch.equal, outputs, of_four))
 
 
-def test_any_number_of_shares_goes_on_from_any_other(tmp_path: Path) -> None:
+def test_any_number_of_virtual_members_goes_on_from_any_other(tmp_path: Path) -> None:
     """Files know nothing of them."""
 
     def run(tensor: int, shares: int, act: Callable[[axrt.Engine], float]) -> list[float]:
@@ -256,7 +256,7 @@ def test_any_number_of_shares_goes_on_from_any_other(tmp_path: Path) -> None:
 
 def test_what_the_user_writes_to_weights_is_taken() -> None:
     def losses(tensor: int) -> list[float]:
-        parallel = {"tensor": tensor, "tensor_shards": SHARES}
+        parallel = {"tensor": tensor, "tensor_shards": VIRTUAL}
         config = configured(MICROBATCHES, parallel=parallel)
 
         def main(transport: Any) -> list[float]:
@@ -313,7 +313,7 @@ def with_given(*, twice: bool = False, before: Acts | None = None) -> axrt.Pipel
 
 def losses_with(act: Acts, tensor: int, **keys: Any) -> list[float]:
     """The losses and norms of steps, before each of which something is done to a module."""
-    parallel = {"tensor": tensor, "tensor_shards": SHARES}
+    parallel = {"tensor": tensor, "tensor_shards": VIRTUAL}
     config = configured(MICROBATCHES, parallel=parallel, optimizer={"clip": 0.5})
 
     def main(transport: Any) -> list[float]:
@@ -414,7 +414,7 @@ class Odd(axrt.InPieces):
         super().__init__([Normed(), Depends(), Added()])
 
 
-def test_shares_that_come_to_different_joints_are_refused() -> None:
+def test_virtual_members_that_come_to_different_joints_are_refused() -> None:
     def model() -> axrt.PipelineModule:
         return axrt.PipelineModule([axrt.LayerSpec(Odd)], nn.functional.mse_loss, tensor=CUTS)
 
@@ -463,12 +463,12 @@ def test_shares_that_come_to_different_joints_are_refused() -> None:
         ),
     ],
 )
-def test_what_does_not_go_with_shares_is_refused(sections: dict[str, Any], text: str) -> None:
+def test_what_does_not_go_with_virtual_members_is_refused(sections: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         axrt.Config.read(sections)
 
 
-def test_a_width_that_shares_do_not_divide_is_refused() -> None:
+def test_a_width_that_virtual_members_do_not_divide_is_refused() -> None:
     specs = [axrt.LayerSpec(Mlp, 6)]
     model = axrt.PipelineModule(specs, nn.functional.mse_loss, tensor=CUTS)
     config = configured(MICROBATCHES, parallel={"tensor_shards": 4})

@@ -738,8 +738,8 @@ def case_teams_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None
         assert there == here, (tensor, data, policy)
 
 
-def case_shares_have_the_bits_of_one_rank(comm: "MPI.Comm") -> None:
-    """Four shares of each stage, on as many members as there are ranks for; the rest are stages."""
+def case_virtual_members_have_the_bits_of_one_rank(comm: "MPI.Comm") -> None:
+    """Four of each stage, on as many members as there are ranks for; the rest are stages."""
     if 4 % comm.size and comm.size % 4:
         return
     tensor = min(4, comm.size)
