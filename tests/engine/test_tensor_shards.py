@@ -463,7 +463,9 @@ def test_virtual_members_that_come_to_different_joints_are_refused() -> None:
         ),
     ],
 )
-def test_what_does_not_go_with_virtual_members_is_refused(sections: dict[str, Any], text: str) -> None:
+def test_what_does_not_go_with_virtual_members_is_refused(
+    sections: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         axrt.Config.read(sections)
 
