@@ -39,9 +39,10 @@ def test_each_source_has_its_share_and_no_sample_is_left_out(weights: tuple[floa
 
 def test_a_sample_is_the_same_whenever_it_is_asked_for() -> None:
     samples, again = blend(1, 3), pickle.loads(pickle.dumps(blend(1, 3)))
+    of_another_seed = blend(1, 3, seed=1)
     forth = [samples.place_of(n) for n in range(5000)]
     assert [again.place_of(n) for n in reversed(range(5000))] == forth[::-1]
-    assert [blend(1, 3, seed=1).place_of(n) for n in range(5000)] != forth
+    assert [of_another_seed.place_of(n) for n in range(5000)] != forth
     far = 10**12 + 7
     assert blend(1, 3).place_of(far) == samples.place_of(far)
 

@@ -103,12 +103,15 @@ def case_teams_train_as_on_the_cpu(comm: "MPI.Comm") -> None:
     two dimensions of tokens have other last bits here, with teams and without."""
     if comm.size % 2:
         return
-    of_models: list[tuple[Any, str]] = [
-        *((teams, "1f1b"), (teams, "zb-h1"), (as_they_are, "zb-h1"), (of_words, "zb-h1"))
+    of_models: list[tuple[Any, str, dict[str, Any]]] = [
+        (teams, "1f1b", {}),
+        (teams, "zb-h1", {"tensor_shards": 4}),
+        (as_they_are, "zb-h1", {}),
+        (of_words, "zb-h1", {"gather_again": True}),
     ]
-    for model, policy in of_models:
+    for model, policy, parallel in of_models:
         sections: dict[str, Any] = {
-            "parallel": {"tensor": 2, "gather_again": model is of_words},
+            "parallel": {"tensor": 2, **parallel},
             "schedule": {"policy": policy, "microbatches": 4},
         }
         on_cpu = lambda: LocalWorld(comm.size).run(  # noqa: E731
