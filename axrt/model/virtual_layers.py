@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axrt.errors import ModelError
+from axrt.errors import ConfigError, ModelError
 
 from .accumulator import Accumulator
 from .joints import Team
@@ -245,7 +245,15 @@ class VirtualBuilder:
         self, place: int, team: Team, seed: int, own: nn.Module, memo: dict[int, Any]
     ) -> nn.Module:
         if not isinstance(self._layers[place], LayerSpec):
-            return _copied(own, memo)
+            try:
+                return _copied(own, memo)
+            except Exception as error:  # of a user's own class
+                raise ConfigError(
+                    f"layer {place}, a {type(own).__name__} that is given as it is, cannot be "
+                    f"copied ({type(error).__name__}: {error}), and each virtual member of a rank "
+                    "has one (parallel.tensor_shards); expected an axrt.LayerSpec, or "
+                    "parallel.tensor_shards = 0"
+                ) from error
         layer = build(self._layers, place, seed)
         TensorCuts(self._plan, team).cut(place, layer)
         if self._types.weights:

@@ -1,6 +1,7 @@
 """Virtual members (`parallel.tensor_shards`): bits depend on their number alone, whoever computes
 them."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -367,6 +368,14 @@ def test_what_a_user_does_to_given_modules_counts(act: Acts, keys: dict[str, Any
 def test_hooks_that_come_after_the_start_are_refused() -> None:
     with pytest.raises(ModelError, match="hooks were put on weights or modules after the start"):
         losses_with(hooked, 1)
+
+
+def test_a_given_module_that_cannot_be_copied_is_refused() -> None:
+    def with_lock(given: Counts) -> None:
+        given.lock = threading.Lock()  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match="a Counts that is given as it is, cannot be copied"):
+        losses_with(nothing, 1, before=with_lock)
 
 
 def test_weights_that_are_narrow_by_themselves_are_refused() -> None:
