@@ -48,9 +48,8 @@ def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bo
         config = Config.read(file, overrides)
         of = config.parallel
         size = ranks or max(1, of.pipe) * of.data * of.tensor
-        predictor = Predictor(
-            model_of(config), optimizer_factory(config.optimizer), sample_of(config)
-        )
+        model = model_of(config)
+        predictor = Predictor(model, optimizer_factory(config.optimizer, model), sample_of(config))
         found = predictor.predict(config, size)
         helpful = advices(predictor, found)
         refused = refusal(predictor, found)

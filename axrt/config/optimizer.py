@@ -1,20 +1,37 @@
 """`[optimizer]`: what steps, and at which rate."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 from .section import Section, key
+
+_OF_MUON = ("matrices", "rest_lr", "adjust_lr")
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer(Section):
     """How weights follow gradients, where no optimizer is given in code."""
 
-    name: str = key("adamw", "the optimizer", choices=("adamw", "adam", "sgd"))
+    name: str = key("adamw", "the optimizer", choices=("adamw", "adam", "sgd", "muon"))
     lr: float = key(3e-4, "learning rate at its highest", least=0)
     betas: tuple[float, ...] = key(
         (0.9, 0.95), "decay of the two moments (adamw, adam)", least=0, most=1
     )
-    momentum: float = key(0.9, "momentum of sgd; 0 = off", least=0, most=1)
+    momentum: float = key(0.9, "momentum of sgd and muon; 0 = off", least=0, most=1)
+    matrices: str | tuple[str, ...] = key(
+        "",
+        "names of the matrices that muon steps, or patterns such as '*.up.weight'; '' = what has "
+        "two dimensions between the first and the last layer. AdamW steps all else",
+    )
+    rest_lr: float = key(
+        0.0, "learning rate at its highest of what muon does not step; 0 = lr", least=0
+    )
+    adjust_lr: str = key(
+        "original",
+        "how muon's rate follows the shape of a matrix: 'original' = by the root of rows over "
+        "columns, at least 1; 'match_rms_adamw' = so that steps are as large as AdamW's",
+        choices=("original", "match_rms_adamw"),
+    )
     clip: float = key(
         0.0,
         "most that the 2-norm of all gradients may be; 0 = off, and no step waits for the norm",
@@ -30,3 +47,20 @@ class Optimizer(Section):
     final_lr: float = key(
         0.0, "where a linear or cosine schedule ends, as a share of lr", least=0, most=1
     )
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns of the names of matrices; () where they are those between the first and the last
+        layer."""
+        found = self.matrices
+        return (found,) * bool(found) if isinstance(found, str) else found
+
+    def _of_all(self) -> Iterator[str]:
+        default = {item.name: item.default for item in fields(self)}
+        for name in _OF_MUON if self.name != "muon" else ():
+            found = getattr(self, name)
+            if found != default[name]:
+                yield (
+                    f"optimizer.{name} = {found!r} with optimizer.name = {self.name!r}, which does "
+                    f"not read it; expected {default[name]!r}, or optimizer.name = 'muon'"
+                )

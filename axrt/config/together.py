@@ -121,6 +121,11 @@ def _of_teams(config: "Config") -> Iterator[str]:
                 f"{name} = {found!r} with {found_in}, which does not take it yet; "
                 f"expected {name} = {expected!r}, or {key} = {off}"
             )
+    if config.optimizer.name == "muon":
+        yield (
+            f"optimizer.name = 'muon' with {found_in}: matrices are stepped whole, and members of "
+            f"a team cut them; expected 'adamw', or {key} = {off}"
+        )
     yield from _of_gathering(config)
     if config.schedule.policy == "auto":
         yield (

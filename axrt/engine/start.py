@@ -81,10 +81,10 @@ def initialize(
     if transport:
         world = world or World(choose(run.device, None))
     world = world or join(run.transport, run.device, run.patience_s)
-    factory = optimizer or optimizer_factory(settings.optimizer)
     usual = constant if optimizer else named_schedule(settings.optimizer, run.steps)
     try:
         check_cuts(model, settings.parallel)
+        factory = optimizer or optimizer_factory(settings.optimizer, model)
         recipe = Recipe(model, factory, lr_schedule or usual, sample)
         _check_alike(world, settings, recipe)
         return Engine(recipe, settings, world, transport, observers)

@@ -12,20 +12,22 @@ import torch
 from torch.optim import Optimizer
 
 
-class _Eager(Optimizer):
+class Eager(Optimizer):
+    """An optimizer with methods that torch has wrapped as they were."""
+
     add_param_group = inspect.unwrap(Optimizer.add_param_group)
     zero_grad = inspect.unwrap(Optimizer.zero_grad)
     state_dict = inspect.unwrap(Optimizer.state_dict)
     load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
-class AdamW(_Eager, torch.optim.AdamW):
+class AdamW(Eager, torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
-class Adam(_Eager, torch.optim.Adam):
+class Adam(Eager, torch.optim.Adam):
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
 
 
-class SGD(_Eager, torch.optim.SGD):
+class SGD(Eager, torch.optim.SGD):
     step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))

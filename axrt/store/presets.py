@@ -2,21 +2,35 @@
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import nn
 
 from axrt.config import Optimizer
+from axrt.model.matrices import Matrices
+from axrt.model.module import PipelineModule
 
 from .bucket_settings import LrSchedule, OptimizerFactory
 from .eager_optimizers import SGD, Adam, AdamW
+from .muon import Blocks, MuonAndAdamW
 
 
-def optimizer_factory(config: Optimizer) -> OptimizerFactory:
+def optimizer_factory(config: Optimizer, model: PipelineModule | None = None) -> OptimizerFactory:
     """The factory that `[optimizer]` describes.
 
     Weight decay is for parameters of two and more dimensions: biases and norms keep their scale.
+
+    Args:
+        model: model whose matrices Muon steps; None where the optimizer is another one.
+    Raises:
+        ConfigError: it has none that are named.
     """
+    if config.name == "muon":
+        assert model is not None, "Muon steps matrices of a model"
+        matrices = Matrices(model, config.patterns)
+        matrices.check(model)
+        return partial(_muon, config, matrices)
 
     def factory(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         parameters = [parameter for _, parameter in named]
@@ -36,6 +50,30 @@ def optimizer_factory(config: Optimizer) -> OptimizerFactory:
         return SGD(groups, lr=config.lr, momentum=config.momentum)
 
     return factory
+
+
+def _muon(
+    config: Optimizer, matrices: Matrices, named: Iterable[tuple[str, nn.Parameter]]
+) -> torch.optim.Optimizer:
+    stepped: dict[Blocks, list[nn.Parameter]] = {}
+    rest: list[nn.Parameter] = []
+    for name, parameter in named:
+        blocks = matrices.blocks_of(name, parameter)
+        (stepped.setdefault(blocks, []) if blocks else rest).append(parameter)
+    common = {"lr": config.rest_lr or config.lr, "betas": (config.betas[0], config.betas[1])}
+    groups = [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    options = {
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "momentum": config.momentum,
+        "adjust_lr_fn": config.adjust_lr,
+    }
+    return MuonAndAdamW(
+        stepped, options, [{**common, **group} for group in groups if group["params"]]
+    )
 
 
 def lr_schedule(config: Optimizer, steps: int) -> LrSchedule:

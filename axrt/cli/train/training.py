@@ -64,7 +64,7 @@ def train_once(attempt: Attempt) -> Exit:
     _settle_allocator(config)
     sample = sample_of(config)
     # before the engine, which changes modules that are given as they are
-    predictor = Predictor(model, optimizer_factory(config.optimizer), sample)
+    predictor = Predictor(model, optimizer_factory(config.optimizer, model), sample)
     skeletons, idle = Skeletons(model.layers), Idle()
     with (
         nullcontext(attempt.interrupt) if attempt.interrupt else Interrupt() as interrupt,

@@ -1,0 +1,89 @@
+"""Which parameters of a model are matrices that an optimizer steps as a whole, and of which blocks
+they are fused."""
+
+# By itself: what has two dimensions between the first and the last layer, which are the embedding
+# and the head. A matrix whose outputs are several, such as queries, keys and values, is one matrix
+# for each of them; the model has said so where members of a team cut it ("column:3").
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from axrt.errors import ConfigError
+
+from .layers import LayerSpec, without_memory
+from .module import PipelineModule
+from .tensor_plan import COLUMN, blocks_of, cuts_in
+
+
+class Matrices:
+    """The matrices of a model.
+
+    Args:
+        patterns: patterns of names; (): those between the first and the last layer.
+    """
+
+    def __init__(self, model: PipelineModule, patterns: Sequence[str] = ()) -> None:
+        self._plan, self._last, self._patterns = model.tensor, len(model.layers) - 1, patterns
+
+    def blocks_of(self, name: str, parameter: nn.Parameter) -> tuple[int, ...]:
+        """The rows of each matrix that a parameter is fused of; () where it is none.
+
+        Args:
+            name: its name in the model.
+        Raises:
+            ConfigError: a pattern names it, and it has not two dimensions.
+        """
+        if not self._has(name, parameter):
+            return ()
+        rows, path = len(parameter), name.rpartition(".")[0]
+        for _, way in cuts_in(self._plan, path):
+            blocks = blocks_of(way, rows) if way.partition(":")[0] == COLUMN else (rows,)
+            if sum(blocks) == rows:
+                return blocks
+        return (rows,)
+
+    def _has(self, name: str, parameter: nn.Parameter) -> bool:
+        if not self._patterns:
+            return parameter.dim() == 2 and 0 < int(name.partition(".")[0]) < self._last
+        pattern = next((one for one in self._patterns if fnmatchcase(name, one)), None)
+        if pattern is not None and parameter.dim() != 2:
+            raise ConfigError(
+                f"optimizer.matrices: {pattern!r} names {name}, which has "
+                f"{parameter.dim()} dimensions; expected names of matrices"
+            )
+        return pattern is not None
+
+    def check(self, model: PipelineModule) -> None:
+        """Check that each pattern names a trained matrix, and that there is one without patterns.
+
+        Raises:
+            ConfigError: one names none.
+        """
+        named = list(_trained(model))
+        names = [name for name, parameter in named if self.blocks_of(name, parameter)]
+        for pattern in self._patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                near = get_close_matches(pattern, [name for name, _ in named], n=1, cutoff=0.3)
+                hint = f"; the nearest is {near[0]!r}" if near else ""
+                raise ConfigError(
+                    f"optimizer.matrices: {pattern!r} matches nothing; expected the name of a "
+                    f"matrix, such as '*.up.weight'{hint}"
+                )
+        if not names:
+            raise ConfigError(
+                "optimizer.name = 'muon', and the model has no matrix between its first and last "
+                "layer; expected optimizer.matrices with names of some, or another optimizer"
+            )
+
+
+def _trained(model: PipelineModule) -> Iterator[tuple[str, nn.Parameter]]:
+    """The trained parameters of a model, those of layers that are not built yet without memory."""
+    for place, layer in enumerate(model.layers):
+        module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
+        if isinstance(module, nn.Module):
+            for name, parameter in module.named_parameters(prefix=str(place)):
+                if parameter.requires_grad:
+                    yield name, parameter

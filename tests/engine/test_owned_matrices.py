@@ -1,0 +1,224 @@
+"""Muon by its key: matrices are stepped whole, by torch's Muon, and all else by AdamW."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import axrt
+from axrt.errors import ConfigError
+from axrt.store.muon import MuonAndAdamW
+from axrt.transport.local import LocalWorld
+
+from .reference import (
+    Item,
+    Outcome,
+    configured,
+    plain_torch,
+    random_batches,
+    together,
+    train_on_a_rank,
+)
+
+WIDTH, MICROBATCHES, STEPS = 16, 4, 3
+MUON = {"name": "muon", "lr": 0.02, "rest_lr": 0.003, "momentum": 0.95, "weight_decay": 0.1}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(3 * WIDTH, WIDTH),
+        )
+
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = value + self.down(torch.tanh(self.up(self.norm(value))))
+        return out
+
+
+def model() -> axrt.PipelineModule:
+    ends = axrt.LayerSpec(nn.Linear, 8, WIDTH), axrt.LayerSpec(nn.Linear, WIDTH, 5)
+    blocks = [axrt.LayerSpec(Block) for _ in range(6)]
+    return axrt.PipelineModule([ends[0], *blocks, ends[1]], nn.functional.cross_entropy)
+
+
+def batches(replicas: int) -> Callable[[int], list[Item]]:
+    return random_batches((6, 8), classes=5, microbatches=MICROBATCHES * replicas)
+
+
+class Both(torch.optim.Optimizer):
+    """Torch's own Muon and AdamW, side by side."""
+
+    def __init__(self, *both: torch.optim.Optimizer) -> None:
+        self.both = both
+        self.param_groups = [group for one in both for group in one.param_groups]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in self.both:
+            one.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in self.both:
+            one.zero_grad()
+
+
+def torchs(named: Any) -> Both:
+    is_matrix = {name: p.dim() == 2 and name[0] in "123456" for name, p in named}
+    matrices = [p for name, p in named if is_matrix[name]]
+    rest = [p for name, p in named if not is_matrix[name]]
+    groups = [
+        {"params": [p for p in rest if p.dim() == 2], "weight_decay": 0.1},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return Both(
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, momentum=0.95),
+        torch.optim.AdamW(groups, lr=0.003, betas=(0.9, 0.95)),
+    )
+
+
+def trained(pipe: int, data: int, of: Callable[[], Any] = model, **sections: Any) -> Outcome:
+    config = configured(
+        MICROBATCHES,
+        parallel={"pipe": pipe, "data": data},
+        **{"optimizer": {**MUON, "clip": 0.5}, **sections},
+    )
+
+    def main(transport: Any) -> Outcome:
+        by_key: Any = None
+        return train_on_a_rank(transport, of(), batches(data), STEPS, config, by_key)
+
+    return together(LocalWorld(pipe * data, 1).run(main), data)
+
+
+@pytest.mark.parametrize("pipe", [1, 2, 4])
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1", "breadth-first", "zb-v"])
+@pytest.mark.parametrize("memory", [{}, {"offload": "stream"}, {"bucket_mb": 0.002}])
+def test_one_replica_has_the_bits_of_torchs_own(
+    memory: dict[str, Any], policy: str, pipe: int
+) -> None:
+    expected = plain_torch(model, batches(1), STEPS, torchs, clip=0.5)
+    found = trained(pipe, 1, schedule={"policy": policy}, memory={"scratch": "host", **memory})
+    assert (found.losses, found.norms) == (expected.losses, expected.norms)
+    for name, value in expected.parameters.items():
+        assert torch.equal(found.parameters[name], value), name
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_each_matrix_has_one_owner_among_replicas(zero: int) -> None:
+    """Nobody steps a part of one: two halves that are made orthogonal apart would be far off."""
+    expected = plain_torch(model, batches(2), STEPS, torchs, clip=0.5)
+    found = trained(2, 2, memory={"zero": zero, "bucket_mb": 0.004})
+    assert found.losses == pytest.approx(expected.losses, rel=1e-6)
+    for name, value in expected.parameters.items():
+        torch.testing.assert_close(found.parameters[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_matrices_that_are_fused_are_stepped_one_by_one() -> None:
+    torch.manual_seed(1)
+    fused, bias = nn.Parameter(torch.randn(7, 4)), nn.Parameter(torch.randn(4))
+    rows = (4, 2, 1)
+    apart = [nn.Parameter(part.detach().clone()) for part in torch.split(fused, rows)]
+    options: dict[str, Any] = {
+        "lr": 0.1,
+        "weight_decay": 0.2,
+        "momentum": 0.9,
+        "adjust_lr_fn": "original",
+    }
+    found = MuonAndAdamW({rows: [fused]}, options, [{"params": [bias], "lr": 0.1}])
+    expected = torch.optim.Muon(apart, **options)
+    for _ in range(3):
+        fused.grad, bias.grad = torch.randn(7, 4), torch.randn(4)
+        for one, gradient in zip(apart, torch.split(fused.grad, rows), strict=True):
+            one.grad = gradient.clone()
+        version = fused._version
+        found.step()
+        expected.step()  # type: ignore[no-untyped-call]
+        assert fused._version > version, "whoever looks at versions must see the step"
+    assert torch.equal(fused, torch.cat([one.detach() for one in apart]))
+    assert set(found.state[fused]) == {"momentum_buffer"}
+
+
+def built_in(**sections: Any) -> axrt.PipelineModule:
+    from axrt.models.registry import model_of
+
+    sizes = {"vocab": 23, "width": 16, "heads": 4, "kv_heads": 2, "layers": 2, "context": 8}
+    return model_of(axrt.Config.read({"model": sizes, "optimizer": MUON, **sections}))
+
+
+def test_the_built_in_model_tells_what_is_fused() -> None:
+    from axrt.config import Optimizer
+    from axrt.store.presets import optimizer_factory
+
+    module = built_in()
+    made = optimizer_factory(Optimizer(name="muon"), module)(
+        [*module.sequential(1).named_parameters()]
+    )
+    blocks = {group["blocks"]: len(group["params"]) for group in made.param_groups}
+    # queries, keys and values of two blocks; what comes out of attention; up; down
+    assert blocks == {(16, 8, 8): 2, (16,): 4, (64,): 2, (): blocks[()]}
+
+
+def test_a_run_goes_on_with_its_momentum(tmp_path: Any) -> None:
+    config = configured(MICROBATCHES, optimizer=MUON)
+    by_key: Any = None
+
+    def run(pipe: int, act: Callable[[axrt.Engine], float]) -> float:
+        def main(transport: Any) -> float:
+            with axrt.initialize(model(), by_key, config=config, transport=transport) as engine:
+                return act(engine)
+
+        return LocalWorld(pipe, 1).run(main)[0]
+
+    def step(engine: axrt.Engine, number: int) -> float:
+        return engine.train_batch(iter(batches(1)(number)) if engine.reads else None).loss
+
+    def begin(engine: axrt.Engine) -> float:
+        step(engine, 0)
+        engine.save_checkpoint(tmp_path / "one")
+        return [step(engine, number) for number in (1, 2)][-1]
+
+    def go_on(engine: axrt.Engine) -> float:
+        engine.load_checkpoint(tmp_path / "one")
+        return [step(engine, number) for number in (1, 2)][-1]
+
+    assert run(1, begin) == run(2, go_on)
+
+
+@pytest.mark.parametrize(
+    ("matrices", "text"),
+    [
+        (
+            ["*.upp.weight"],
+            r"'\*\.upp\.weight' matches nothing; .* the nearest is '\d\.up\.weight'",
+        ),
+        (["*.norm.weight"], r"names 1\.norm\.weight, which has 1 dimensions"),
+    ],
+)
+def test_names_of_matrices_are_checked(matrices: list[str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        trained(1, 1, optimizer={**MUON, "matrices": matrices})
+
+
+def test_a_model_without_matrices_between_its_ends_is_refused() -> None:
+    def ends() -> axrt.PipelineModule:
+        specs = [axrt.LayerSpec(nn.Linear, 8, WIDTH), axrt.LayerSpec(nn.Linear, WIDTH, 5)]
+        return axrt.PipelineModule(specs, nn.functional.cross_entropy)
+
+    with pytest.raises(ConfigError, match="no matrix between its first and last layer"):
+        trained(1, 1, ends)
+    found = trained(1, 1, ends, optimizer={**MUON, "matrices": "0.weight"})
+    assert found.losses[-1] < found.losses[0]
+
+
+def test_a_key_that_nobody_reads_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.rest_lr = 0\.1 with optimizer\.name = 'ad"):
+        axrt.Config.read({"optimizer": {"rest_lr": 0.1}})
+
+
+def test_members_of_a_team_do_not_cut_what_is_stepped_whole() -> None:
+    with pytest.raises(ConfigError, match=r"'muon' with parallel\.tensor = 2: matrices are"):
+        axrt.Config.read({"parallel": {"tensor": 2}, "optimizer": MUON})
