@@ -120,7 +120,7 @@ def test_each_matrix_has_one_owner_among_replicas(zero: int) -> None:
 def test_matrices_that_are_fused_are_stepped_one_by_one() -> None:
     torch.manual_seed(1)
     fused, bias = nn.Parameter(torch.randn(7, 4)), nn.Parameter(torch.randn(4))
-    rows = (4, 2, 1)
+    rows = [4, 2, 1]
     apart = [nn.Parameter(part.detach().clone()) for part in torch.split(fused, rows)]
     options: dict[str, Any] = {
         "lr": 0.1,
@@ -128,7 +128,7 @@ def test_matrices_that_are_fused_are_stepped_one_by_one() -> None:
         "momentum": 0.9,
         "adjust_lr_fn": "original",
     }
-    found = MuonAndAdamW({rows: [fused]}, options, [{"params": [bias], "lr": 0.1}])
+    found = MuonAndAdamW({tuple(rows): [fused]}, options, [{"params": [bias], "lr": 0.1}])
     expected = torch.optim.Muon(apart, **options)
     for _ in range(3):
         fused.grad, bias.grad = torch.randn(7, 4), torch.randn(4)
