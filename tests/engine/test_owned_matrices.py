@@ -142,6 +142,27 @@ def test_matrices_that_are_fused_are_stepped_one_by_one() -> None:
     assert set(found.state[fused]) == {"momentum_buffer"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [("rank one", 0.696436409470), ("2 x 2", 1.108111115683), ("4 x 4", 0.765438530454)],
+)
+def test_a_step_is_what_five_iterations_make_of_a_matrix(kind: str, factor: float) -> None:
+    """Of one of rank one, and of orthogonal ones; torch multiplies in bfloat16, whose rounding five
+    iterations scale up across the matrix, so it is looked at along it."""
+    torch.manual_seed(2)
+    if kind == "rank one":
+        one, other = (nn.functional.normalize(torch.randn(6), dim=0) for _ in range(2))
+        gradient = torch.outer(one, other)
+    else:
+        gradient = torch.linalg.qr(torch.randn(int(kind[0]), int(kind[0])))[0]
+    weight = nn.Parameter(torch.zeros_like(gradient))
+    weight.grad = gradient.clone()
+    options = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "adjust_lr_fn": "original"}
+    MuonAndAdamW({(len(weight),): [weight]}, options, []).step()
+    along = (weight.detach() * gradient).sum() / (gradient * gradient).sum()
+    assert float(along) == pytest.approx(-factor, rel=2e-2)
+
+
 def built_in(**sections: Any) -> axrt.PipelineModule:
     from axrt.models.registry import model_of
 
