@@ -160,7 +160,7 @@ def test_a_step_is_what_five_iterations_make_of_a_matrix(kind: str, factor: floa
     options = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "adjust_lr_fn": "original"}
     MuonAndAdamW({(len(weight),): [weight]}, options, []).step()
     along = (weight.detach() * gradient).sum() / (gradient * gradient).sum()
-    assert float(along) == pytest.approx(-factor, rel=2e-2)
+    assert float(along) == pytest.approx(-factor, rel=5e-2)
 
 
 def built_in(**sections: Any) -> axrt.PipelineModule:
