@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from axrt.errors import ModelError
+from axrt.runtime.balanced import balanced_sum
 from axrt.transport.payload import flatten, unflatten
-
-from .balanced import balanced_sum
 
 if TYPE_CHECKING:
     from .gather_again import GatheredAgain

@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from axrt.errors import ModelError
+from axrt.runtime.balanced import balanced_sum
 from axrt.runtime.losses import check_all_weighted_or_none
 from axrt.transport.payload import copied, flatten
 
-from .balanced import balanced_sum
 from .deferral import Deferral
 from .evaluation import Outputs, StageEvaluation
 from .inlet import Gradients

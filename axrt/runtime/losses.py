@@ -8,7 +8,7 @@
 from typing import NamedTuple
 
 from axrt.errors import DataError
-from axrt.model.balanced import balanced_sum
+from axrt.runtime.balanced import balanced_sum
 
 IGNORED = -100  # a target that does not count, as torch's cross entropy has it
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from axrt.model.balanced import balanced_sum
+from axrt.runtime.balanced import balanced_sum
 
 from .flat import FlatBuffer, Layout, by_key
 from .gradient_tree import GradientTree, Kept, Node

@@ -13,9 +13,9 @@ from torch.utils.hooks import RemovableHandle
 
 from axrt.errors import ConfigError
 from axrt.model.accumulator import accumulating
-from axrt.model.balanced import balanced_sum
 from axrt.model.tensor_cuts import Part
 from axrt.model.virtual_layers import VirtualLayers
+from axrt.runtime.balanced import balanced_sum
 
 from .flat import FlatBuffer, by_key, hollow
 

@@ -816,7 +816,7 @@ def test_an_engine_of_a_team_refuses_what_does_not_know_it_and_goes_on(tmp_path:
 
     def main(transport: Any) -> float:
         with axrt.initialize(mlps(), adamw, config=config, transport=transport) as engine:
-            with pytest.raises(ConfigError, match=r"does not take parallel\.tensor > 1"):
+            with pytest.raises(ConfigError, match=r"does not take parallel\.tensor = 2"):
                 engine.keep_in_memory(tmp_path)
             return engine.train_batch(iter(features(0))).loss
 
