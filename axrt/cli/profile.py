@@ -58,7 +58,7 @@ def profile(
     from axrt.errors import AxrtError
     from axrt.exit_codes import exit_code_of
 
-    from .refusal import check_one_member, errors_as_lines
+    from .refusal import errors_as_lines
 
     try:
         if out.is_dir() or not out.absolute().parent.is_dir():
@@ -69,7 +69,7 @@ def profile(
                 "--like alone"
             )
         config = Config.read(file, overrides)
-        check_one_member(config)
+        config.parallel.check_one_member("axrt profile")
         table = _measured(config, samples or (config.schedule.microbatch_size,), like)
     except (AxrtError, ValueError) as error:
         click.echo(f"axrt: {error}", err=True)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from axrt.errors import ConfigError
+
 from .section import Section, key
 
 
@@ -62,6 +64,20 @@ class Parallel(Section):
     def virtual_members(self) -> int:
         """Number of parts into which a stage is cut; each member of a team has as many of them."""
         return self.tensor_shards or self.tensor
+
+    def check_one_member(self, what: str) -> None:
+        """Check that a rank holds its stages alone.
+
+        Args:
+            what: what takes nothing else yet.
+        Raises:
+            ConfigError: members of a team do, or virtual ones.
+        """
+        if self.virtual_members > 1:
+            key, off = self.cut_by
+            raise ConfigError(
+                f"{what} does not take {key} = {self.virtual_members} yet; expected {key} = {off}"
+            )
 
     @property
     def cut_by(self) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from axrt.checkpoint.in_memory import JobMemory
 from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.partners import host_name
 from axrt.config import Config
-from axrt.errors import ConfigError, DataError, EmptyEvaluationError, ModelError
+from axrt.errors import DataError, EmptyEvaluationError, ModelError
 from axrt.model.compiler import Compiler
 from axrt.model.elsewhere import ModulesElsewhere
 from axrt.observe.observer import Observer
@@ -322,12 +322,7 @@ class Engine(EngineInfo):
             ConfigError: all ranks are on one host, or `extra` is not JSON; raised on every rank.
             SaveError: memory cannot be written to.
         """
-        if self.config.parallel.virtual_members > 1:
-            key, off = self.config.parallel.cut_by
-            raise ConfigError(
-                f"keep_in_memory does not take {key} = {self.config.parallel.virtual_members} yet; "
-                f"expected {off}"
-            )
+        self.config.parallel.check_one_member("keep_in_memory")
         with self._guard.agreeing():
             self._trainer.settle()
             self._weights.publish()

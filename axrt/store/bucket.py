@@ -69,6 +69,7 @@ class Bucket:
         across: second level of the sum, over groups; None where there is one group.
         shard: the shard that this rank steps; None: it steps all.
         keeps_apart: what microbatches add is put aside, and summed in a tree.
+        first_leaf: the leaf of the first microbatch in that tree.
         route: where the optimizer's state lives, and how a step comes to it.
         state: the optimizer's state, to be saved and loaded.
         loans: who reads weights and state beside the steps.
@@ -111,11 +112,7 @@ class Bucket:
         self.trained = list(zip(names, parameters if cut else masters.parameters, strict=True))
         self._handles = accumulating(parameters, masters.whole) if settings.in_float32 else []
         self.gradient = gradient_of(spec, masters, settings.in_float32, device, narrowest, cut)
-        self._set_up_sums(cut, settings.pipes_a_group)
-        self.gradient.branches = branches_of(self.within.copies, settings.team)
-        # Of what each member has whole, its microbatches are a branch of the tree.
-        each = 1 << settings.microbatches.bit_length()
-        self._first_leaf = me.pipe % settings.team * each if self.gradient.branches else 0
+        self._set_up_sums(cut, settings)
         shown = list(zip(spec.called, masters.shown, strict=True))
         self.optimizer = made_by(factory, shown)
         check_goes_on(factory, shown, self.optimizer)
@@ -139,8 +136,9 @@ class Bucket:
         )
         masters.whole_weights.let_go()  # not before: the factory has seen the weights
 
-    def _set_up_sums(self, cut: Cut | None, pipes_a_group: int) -> None:
+    def _set_up_sums(self, cut: Cut | None, settings: BucketSettings) -> None:
         """Say which copies add the gradient up, and in which order."""
+        pipes_a_group = settings.pipes_a_group
         copies, me, gradient = self.copies, self.me, self.gradient
         near = of_group(copies, me, pipes_a_group) if pipes_a_group else copies
         self.within = SumWithin(near, me, gradient)
@@ -154,6 +152,10 @@ class Bucket:
             owners = across(copies, me, pipes_a_group)
             mine = () if cut else ((near.index(me), len(near)),)
             self.across = SumAcross(owners, me, gradient, *mine)
+        gradient.branches = branches_of(near, settings.team)
+        # Of what each member has whole, its microbatches are a branch of the tree.
+        each = 1 << settings.microbatches.bit_length()
+        self.first_leaf = me.pipe % settings.team * each if gradient.branches else 0
 
     def _route(self, settings: BucketSettings) -> OnDevice:
         """Put the state where it lives from now on."""
@@ -218,10 +220,6 @@ class Bucket:
         return min((int(name.partition(".")[0]) for name, _ in self.named), default=0)
 
     # The gradient of a step.
-
-    def leaf_of(self, microbatch: int) -> int:
-        """The leaf of a microbatch in the tree of what is put aside."""
-        return self._first_leaf + microbatch
 
     def keep_open(self) -> None:
         """Give memory again to gradients that a hook has dropped since `open`."""

@@ -70,20 +70,7 @@ def build_model(
     types, of = types_of(config.precision), config.precision
     narrow = NarrowLayers(types) if types.weights else None
     loss_scale = LossScale(of) if of.scales else None
-    to_step = BucketSettings(
-        recipe.factory,
-        recipe.lr_schedule,
-        device,
-        in_float32=of.gradients == "float32",
-        narrowest=types.weights,
-        team=job.team,
-        pipes_a_group=job.pipes_a_group,
-        keeps_apart=job.in_tree,
-        microbatches=job.microbatches_in_all,
-        slots=slots,
-        host_slots=host_slots,
-        in_scratch=job.offloads_weights,
-    )
+    to_step = _to_step(recipe, config, job, device, slots, host_slots)
     team = Team(mesh.member, mesh.tensor)
     count = config.parallel.virtual_members // mesh.tensor
     virtual = VirtualBuilder(recipe.model.layers, recipe.model.tensor, team, count, types)
@@ -109,6 +96,31 @@ def build_model(
         _given_as_modules(recipe.model),
     )
     return replace(built, listed=ListedParameters(built.layers()), parts=builder.parts)
+
+
+def _to_step(
+    recipe: Recipe,
+    config: Config,
+    job: Job,
+    device: torch.device,
+    slots: Slots | None,
+    host_slots: Slots | None,
+) -> BucketSettings:
+    """What all buckets of a rank have in common."""
+    return BucketSettings(
+        recipe.factory,
+        recipe.lr_schedule,
+        device,
+        in_float32=config.precision.gradients == "float32",
+        narrowest=types_of(config.precision).weights,
+        team=job.team,
+        pipes_a_group=job.pipes_a_group,
+        keeps_apart=job.in_tree,
+        microbatches=job.microbatches_in_all,
+        slots=slots,
+        host_slots=host_slots,
+        in_scratch=job.offloads_weights,
+    )
 
 
 def _given_as_modules(model: PipelineModule) -> frozenset[int]:

@@ -68,6 +68,7 @@ class Gradient:
             types ask for.
         like: tensors that have the strides of the memory; (): `parameters`.
     Attributes:
+        added_to: `parameters`, to whose gradients backwards add.
         has_own_total: some of the total is not where microbatches add up.
         layouts_of_totals: the layout of each stretch of the total.
         layouts_of_own_totals: the same of those that are not where microbatches add up.
@@ -84,7 +85,8 @@ class Gradient:
         groups: Sequence[list[int]] = (),
         like: Sequence[Tensor] = (),
     ) -> None:
-        self._parameters, self._stepped = list(parameters), list(stepped)
+        self.added_to = self._parameters = list(parameters)
+        self._stepped = list(stepped)
         self._device = device
         types = [(one.dtype, other.dtype) for one, other in zip(parameters, stepped, strict=True)]
         # Now, while parameters have their strides: masters that are elsewhere have none.
@@ -109,11 +111,6 @@ class Gradient:
 
     # Over microbatches.
 
-    @property
-    def added_to(self) -> list[nn.Parameter]:
-        """For each parameter that which has the gradient to which backwards add."""
-        return self._parameters
-
     def open(self) -> None:
         """Begin a step's gradient: the `.grad` of each parameter is a view of flat memory, and
         backwards add to it there."""
@@ -136,7 +133,7 @@ class Gradient:
         """Keep what a microbatch has added apart from what others add, see `GradientTree`.
 
         Args:
-            number: leaf of the microbatch, see `Bucket.leaf_of`.
+            number: leaf of the microbatch, see `Bucket.first_leaf`.
         """
         used = self._in_views()
         self._used_so_far = [any(both) for both in zip(self._used_so_far, used, strict=True)]

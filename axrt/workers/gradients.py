@@ -143,7 +143,7 @@ class GradientWorker(Worker):
         """
         for number, bucket in enumerate(self._buckets[stage]):
             if number not in self._closed[stage]:
-                bucket.gradient.put_aside(bucket.leaf_of(microbatch))
+                bucket.gradient.put_aside(bucket.first_leaf + microbatch)
 
     def close(
         self,
@@ -168,7 +168,7 @@ class GradientWorker(Worker):
         for number, bucket in enumerate(self._buckets[stage]):
             if number not in closed and (completed is None or number in completed):
                 if microbatch is not None:
-                    bucket.gradient.put_aside(bucket.leaf_of(microbatch))
+                    bucket.gradient.put_aside(bucket.first_leaf + microbatch)
                 bucket.close()
                 closed.add(number)
                 if step is not None:
