@@ -113,7 +113,7 @@ CASES: dict[str, partial[Outcome]] = {
     "narrow": partial(on, drawing, pipe=2, precision={"weights": "bfloat16"}),
     "steps on the host": partial(on, drawing, memory={"offload": "cpu"}),
     "state in scratch": partial(on, drawing, memory={"offload": "stream", "scratch": "host"}),
-    "a scale of losses": partial(on, drawing, precision={"weights": "float16"}),
+    "a scale of losses": partial(on, drawing, precision={"weights": "float16", "loss_scale": 64}),
     "an empty stage": partial(on, drawing, pipe=2, parallel={"partition": [0, 0, 7]}),
     "as they are": partial(
         on, test_pausing.model_of, join=test_pausing.together, schedule={"policy": "zb-h1"}
