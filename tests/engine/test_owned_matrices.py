@@ -108,13 +108,26 @@ def test_one_replica_has_the_bits_of_torchs_own(
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_each_matrix_has_one_owner_among_replicas(zero: int) -> None:
-    """Nobody steps a part of one: two halves that are made orthogonal apart would be far off."""
+def test_replicas_train_as_torchs_own(zero: int) -> None:
     expected = plain_torch(model, batches(2), STEPS, torchs, clip=0.5)
     found = trained(2, 2, memory={"zero": zero, "bucket_mb": 0.004})
     assert found.losses == pytest.approx(expected.losses, rel=1e-6)
     for name, value in expected.parameters.items():
         torch.testing.assert_close(found.parameters[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bucket_mb", [0.004, 25.0])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_each_matrix_has_one_owner_among_replicas(zero: int, bucket_mb: float) -> None:
+    """Nobody steps a part of one, so bits are those of replicas that step all. Where gradients are
+    clipped no parameter is cut, whatever steps it: here they are not."""
+    found, expected = (
+        trained(2, 2, memory={"zero": of, "bucket_mb": bucket_mb}, optimizer=MUON)
+        for of in (zero, 0)
+    )
+    assert found.losses == expected.losses
+    for name, value in expected.parameters.items():
+        assert torch.equal(found.parameters[name], value), name
 
 
 def test_matrices_that_are_fused_are_stepped_one_by_one() -> None:
