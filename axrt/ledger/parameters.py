@@ -4,7 +4,7 @@ here, and the sizes of their memory are read off.
 So alignment, the cut into buckets and the rules of narrow types are those of a run.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,9 +17,11 @@ from axrt.scheduler.bucket import across, of_group
 from axrt.scheduler.job import Job
 from axrt.store.assign import BucketSpec, Share, buckets_of
 from axrt.store.bucket import gradient_of
+from axrt.store.bucket_settings import OptimizerFactory
 from axrt.store.flat import FlatBuffer, Layout, by_key
 from axrt.store.gradient import Gradient
 from axrt.store.masters import Masters
+from axrt.store.owners import Owners, by_owner, owners_of_stage
 from axrt.store.probe import Moments, Probed
 from axrt.store.shards import Cut, cut_of
 
@@ -110,6 +112,7 @@ class StageParameters:
     Args:
         job: schedule that says where the model is cut.
         stage: index of the stage.
+        factory: what makes the optimizer of a bucket.
         probe: function that says what is known of a bucket's optimizer, from its spec and what is
             stepped.
         sizes: sizes that are known by now.
@@ -121,6 +124,7 @@ class StageParameters:
         config: Config,
         job: Job,
         stage: int,
+        factory: OptimizerFactory,
         probe: Probe,
         sizes: BucketSizes,
     ) -> None:
@@ -139,17 +143,22 @@ class StageParameters:
             config.memory.bucket_mb * _MIB,
             Share(*skeletons.cuts.team, skeletons.cuts.parts, job.shards),
         )
-        self._buckets = [
-            self._bucket(spec, [narrow[name] for name, _ in spec.named]) for spec in specs
-        ]
+        shards = job.pipes_a_group if job.shards else 1
+        owners = owners_of_stage(
+            factory, skeletons.layers, [(name, one) for name, one, _ in trained], shards
+        )
+        self._buckets = [self._bucket(spec, narrow, owners) for spec in specs]
         frozen = list(_frozen(skeletons, places, types))
         self._frozen = sum(size for size, _ in frozen), sum(size for _, size in frozen)
         self._of_pipe: dict[int, StageBytes] = {}
         self._apart = frozenset(_pipes_apart([bucket.cut for bucket in self._buckets]))
 
-    def _bucket(self, spec: BucketSpec, narrow: list[torch.dtype | None]) -> _Bucket:
+    def _bucket(
+        self, found: BucketSpec, types: Mapping[str, torch.dtype | None], owners: Owners
+    ) -> _Bucket:
         config, job = self._config, self._job
-        cut = cut_of(config, job, 0, spec.copies)
+        spec, cut = by_owner(found, cut_of(config, job, 0, found.copies), owners)
+        narrow = [types[name] for name, _ in spec.named]
         parameters = [parameter for _, parameter in spec.named]
         if cut:
             is_whole = cut.whole or not self._probe(spec, parameters).elementwise

@@ -222,7 +222,13 @@ class Predictor:
         if key not in self._parameters:
             self._parameters[key] = [
                 StageParameters(
-                    self._of_team(config.parallel)[0], config, job, stage, self._probe, self._sizes
+                    self._of_team(config.parallel)[0],
+                    config,
+                    job,
+                    stage,
+                    self._factory,
+                    self._probe,
+                    self._sizes,
                 )
                 for stage in range(job.stages)
             ]

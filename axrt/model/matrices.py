@@ -13,7 +13,7 @@ from torch import nn
 
 from axrt.errors import ConfigError
 
-from .layers import LayerSpec, without_memory
+from .layers import Layer, LayerSpec, without_memory
 from .module import PipelineModule
 from .tensor_plan import COLUMN, blocks_of, cuts_in
 
@@ -80,10 +80,15 @@ class Matrices:
 
 
 def _trained(model: PipelineModule) -> Iterator[tuple[str, nn.Parameter]]:
-    """The trained parameters of a model, those of layers that are not built yet without memory."""
     for place, layer in enumerate(model.layers):
-        module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
-        if isinstance(module, nn.Module):
-            for name, parameter in module.named_parameters(prefix=str(place)):
-                if parameter.requires_grad:
-                    yield name, parameter
+        yield from trained_in(layer, place)
+
+
+def trained_in(layer: Layer, place: int) -> Iterator[tuple[str, nn.Parameter]]:
+    """The trained parameters of a layer by their names in the model; of one that is not built yet
+    without memory."""
+    module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
+    if isinstance(module, nn.Module):
+        for name, parameter in module.named_parameters(prefix=str(place)):
+            if parameter.requires_grad:
+                yield name, parameter

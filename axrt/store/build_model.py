@@ -15,6 +15,7 @@ from axrt.model.joints import Team
 from axrt.model.layer_runs import RunSettings
 from axrt.model.layers import build
 from axrt.model.listed import ListedParameters
+from axrt.model.matrices import trained_in
 from axrt.model.module import PipelineModule
 from axrt.model.precision import NarrowLayers, types_of
 from axrt.model.seeds import BorrowedGenerator
@@ -33,6 +34,7 @@ from .bucket import Bucket
 from .bucket_settings import BucketSettings
 from .local_model import LocalModel
 from .loss_scale import LossScale
+from .owners import by_owner, owners_of_stage
 from .probe import options_of, probed
 from .recipe import Recipe
 from .scratch import refused_as_setting
@@ -171,9 +173,14 @@ class _Builder:
             *(self._model.layers, job.cuts, stage, layers, job.pipes, bucket_bytes),
             Share(*self._to_run.of_team.team, cuts.parts, job.shards),
         )
+        shards = job.pipes_a_group if job.shards else 1
+        model, factory = self._model.layers, self._to_step.factory
+        trained = (one for place in places for one in trained_in(model[place], place))
+        owners = owners_of_stage(factory, model, trained, shards)
         made = {}
-        for number, spec in specs:  # each as soon as its layers are there
-            self._check_steps_parts(spec, cuts.parts)
+        for number, found in specs:  # each as soon as its layers are there
+            self._check_steps_parts(found, cuts.parts)
+            spec, cut = by_owner(found, cut_of(config, job, pipe, found.copies), owners)
             with refused_as_setting():
                 made[number] = Bucket(
                     spec,
@@ -181,7 +188,7 @@ class _Builder:
                     BucketCopy(pipe, stage, number),
                     self._to_step,
                     self._types_of([parameter for _, parameter in spec.named]),
-                    cut_of(config, job, pipe, spec.copies),
+                    cut,
                     cuts.virtual_parts,
                 )
         buckets = tuple(made[number] for number in sorted(made))

@@ -44,7 +44,7 @@ class GradientShard(Gradient):
             parameters,
         )
         self._cut, self._narrowest, self._alone = cut, narrowest, alone
-        self._bounds = [cut.bounds(group.sums) for group in self._groups]
+        self._bounds = [cut.of_type(group.places).bounds(group.sums) for group in self._groups]
         self._pieces = list(zip(masters.pieces, masters.on_device, strict=True))
         self.layouts_of_totals = list(map(self._layout_of_shard, self._groups))
 

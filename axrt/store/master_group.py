@@ -26,6 +26,7 @@ class MasterGroup:
     before: torch.dtype  # type that the module's had
     # what the module's are while whole weights are let go; () where they never are
     away: list[Tensor]
+    cut: Cut | None  # shards of the memory; None: there is one
     # fingerprint of the weights that have come from scratch for a residency
     brought: Tensor | None = None
 
@@ -50,7 +51,7 @@ def master_group(
         to: narrow type that layers compute with; None: the parameters' own.
         device: device of the parameters.
         of_masters: device of the masters.
-        cut: shards of the bucket; None: there is one.
+        cut: shards of that memory; None: there is one.
         pieces: pieces that have masters here.
         narrowest: narrowest type of any copy's parameters, by which all cut alike.
     """
@@ -71,7 +72,7 @@ def master_group(
         parameter.grad = None
         parameter.data = copy
     mine = shards_of(narrow, cut)[cut.mine if cut else 0]
-    return MasterGroup(parameters, masters, narrow, mine, layout, wide, before, [])
+    return MasterGroup(parameters, masters, narrow, mine, layout, wide, before, [], cut)
 
 
 def shards_of(memory: FlatBuffer, cut: Cut | None) -> list[Tensor]:

@@ -94,7 +94,7 @@ class Masters:
             of_type, to = [parameters[place] for place in group], narrow[group[0]]
             stepped += [
                 (piece._replace(place=group[piece.place]), parameter)
-                for piece, parameter in self._take(of_type, to)
+                for piece, parameter in self._take(of_type, to, cut and cut.of_type(group))
             ]
             for place, master in zip(group, self._whole_of(of_type, to), strict=True):
                 self.whole[place] = master
@@ -111,7 +111,7 @@ class Masters:
         self.on_device = self._on_device()
         self._published, self._untouched = self._versions(), self._narrow_versions()
         self.whole_weights = WholeWeights(
-            self._narrow, self._shards, device, cut, in_scratch, self.has_residencies
+            self._narrow, self._shards, device, in_scratch, self.has_residencies
         )
         self._masters = {id(master) for group in self._narrow for master in group.masters}
         self._have_moved = False
@@ -129,10 +129,10 @@ class Masters:
         return [nn.Parameter(one) for one in hollows]
 
     def _take(
-        self, parameters: list[nn.Parameter], to: torch.dtype | None
+        self, parameters: list[nn.Parameter], to: torch.dtype | None, cut: Cut | None
     ) -> Iterator[tuple[Piece, nn.Parameter]]:
         """Put parameters of one type into flat memory, and give what is stepped of each."""
-        cut, device, narrowest = self._cut, self._device, self._narrowest
+        device, narrowest = self._device, self._narrowest
         pieces = cut.pieces(Layout(parameters, narrowest=narrowest)) if cut else _all(parameters)
         if to is not None or self.has_residencies or self.apart:
             of_masters = CPU if self.apart else device

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from .eager_optimizers import AdamW, Eager
 
 Blocks = tuple[int, ...]  # rows of each matrix that a parameter is fused of
+OPERATIONS_OF_ADAMW = 12  # an element, decay and bias corrections included
+_ITERATIONS = 5
 _OPTIONS = ("lr", "weight_decay", "momentum", "adjust_lr_fn")
 
 
@@ -93,3 +95,10 @@ def _rows(parameter: Tensor, blocks: Blocks) -> list[int]:
     """The rows of each matrix; those of one where a parameter has another shape, as a tiny one on
     which an optimizer is tried."""
     return list(blocks) if sum(blocks) == len(parameter) else [len(parameter)]
+
+
+def operations_of_muon(rows: int, columns: int) -> float:
+    """Operations of a step of one matrix: each iteration multiplies it by its own transpose, that
+    by itself, and the sum of both by the matrix."""
+    short, long = sorted((rows, columns))
+    return 2.0 * _ITERATIONS * (2 * short**2 * long + short**3)

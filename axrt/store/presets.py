@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch import nn
@@ -13,7 +12,7 @@ from axrt.model.module import PipelineModule
 
 from .bucket_settings import LrSchedule, OptimizerFactory
 from .eager_optimizers import SGD, Adam, AdamW
-from .muon import Blocks, MuonAndAdamW
+from .muon import OPERATIONS_OF_ADAMW, Blocks, MuonAndAdamW, operations_of_muon
 
 
 def optimizer_factory(config: Optimizer, model: PipelineModule | None = None) -> OptimizerFactory:
@@ -30,7 +29,7 @@ def optimizer_factory(config: Optimizer, model: PipelineModule | None = None) ->
         assert model is not None, "Muon steps matrices of a model"
         matrices = Matrices(model, config.patterns)
         matrices.check(model)
-        return partial(_muon, config, matrices)
+        return _OfMatrices(config, matrices)
 
     def factory(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         parameters = [parameter for _, parameter in named]
@@ -52,28 +51,40 @@ def optimizer_factory(config: Optimizer, model: PipelineModule | None = None) ->
     return factory
 
 
-def _muon(
-    config: Optimizer, matrices: Matrices, named: Iterable[tuple[str, nn.Parameter]]
-) -> torch.optim.Optimizer:
-    stepped: dict[Blocks, list[nn.Parameter]] = {}
-    rest: list[nn.Parameter] = []
-    for name, parameter in named:
-        blocks = matrices.blocks_of(name, parameter)
-        (stepped.setdefault(blocks, []) if blocks else rest).append(parameter)
-    common = {"lr": config.rest_lr or config.lr, "betas": (config.betas[0], config.betas[1])}
-    groups = [
-        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    options = {
-        "lr": config.lr,
-        "weight_decay": config.weight_decay,
-        "momentum": config.momentum,
-        "adjust_lr_fn": config.adjust_lr,
-    }
-    return MuonAndAdamW(
-        stepped, options, [{**common, **group} for group in groups if group["params"]]
-    )
+class _OfMatrices:
+    """Makes Muon for matrices and AdamW for the rest, and knows what their steps cost."""
+
+    def __init__(self, config: Optimizer, matrices: Matrices) -> None:
+        self._config, self._matrices = config, matrices
+
+    def __call__(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        config = self._config
+        stepped: dict[Blocks, list[nn.Parameter]] = {}
+        rest: list[nn.Parameter] = []
+        for name, parameter in named:
+            blocks = self._matrices.blocks_of(name, parameter)
+            (stepped.setdefault(blocks, []) if blocks else rest).append(parameter)
+        common = {"lr": config.rest_lr or config.lr, "betas": (config.betas[0], config.betas[1])}
+        groups = [
+            {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
+            {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        options = {
+            "lr": config.lr,
+            "weight_decay": config.weight_decay,
+            "momentum": config.momentum,
+            "adjust_lr_fn": config.adjust_lr,
+        }
+        return MuonAndAdamW(
+            stepped, options, [{**common, **group} for group in groups if group["params"]]
+        )
+
+    def cost(self, name: str, parameter: nn.Parameter) -> float:
+        """What a step of a parameter costs, in operations."""
+        blocks = self._matrices.blocks_of(name, parameter)
+        if not blocks:
+            return float(OPERATIONS_OF_ADAMW * parameter.numel())
+        return sum(operations_of_muon(rows, parameter.shape[1]) for rows in blocks)
 
 
 def lr_schedule(config: Optimizer, steps: int) -> LrSchedule:

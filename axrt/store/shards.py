@@ -2,11 +2,14 @@
 the flat memory, and steps the pieces of parameters that lie in it."""
 
 # A shard begins at any unit of the memory where the optimizer steps each element by itself, as Adam
-# does. Where it looks at whole parameters, as Adafactor does, shards begin with parameters. A piece
-# that is a whole parameter has its shape, and any other piece has one dimension.
+# does. Where it looks at whole parameters, as Adafactor does, shards begin with parameters; where
+# the cost of stepping one is known, `owners.py` says who has which. A piece that is a whole
+# parameter has its shape, and any other piece has one dimension.
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from torch import Tensor
 
@@ -47,6 +50,17 @@ class Cut(NamedTuple):
     # pipes from one copy to the next: of weights that a team has cut only those of one member are
     # copies
     stride: int = 1
+    # the shard that has each parameter, rising; (): shards are of equal size, see `owners.py`
+    owners: tuple[int, ...] = ()
+
+    def of_type(self, places: Sequence[int]) -> Self:
+        """The shards of memory that has some of the bucket's parameters, those of a type.
+
+        Args:
+            places: their indices in the bucket.
+        """
+        owners = tuple(self.owners[place] for place in places) if self.owners else ()
+        return self._replace(owners=owners)
 
     def shard_of(self, pipe: int) -> int:
         """The index of the shard that a pipe's copy steps. Several layers of a pipe, which have
@@ -60,6 +74,9 @@ class Cut(NamedTuple):
 
     def bounds(self, layout: Layout) -> list[int]:
         """The element at which each shard of some memory begins, then the number of elements."""
+        if self.owners:
+            ends = [bisect_left(self.owners, shard) for shard in range(self.shards + 1)]
+            return [[*layout.offsets, layout.elements][end] for end in ends]
         units = layout.elements // layout.unit
         equal = [units * index // self.shards * layout.unit for index in range(self.shards + 1)]
         return [self._near(layout, bound) for bound in equal]

@@ -16,7 +16,6 @@ from axrt.errors import ModelError
 
 from .flat import FlatBuffer, fingerprint, is_other
 from .master_group import MasterGroup, shards_of
-from .shards import Cut
 
 Check = Callable[[], None]  # raises what was found
 
@@ -40,7 +39,6 @@ class WholeWeights:
     Args:
         groups: the bucket's parameters, by type.
         shards: the shards of the weights of each group, in its memory; they follow it.
-        cut: shards of the bucket; None: there is one.
         in_scratch: the own shard's weights are in scratch between residencies.
         are_all: weights are whole for residencies alone; False: they always are.
     """
@@ -50,12 +48,12 @@ class WholeWeights:
         groups: Sequence[MasterGroup],
         shards: list[list[Tensor]],
         device: torch.device,
-        cut: Cut | None,
         in_scratch: bool,
         are_all: bool,
     ) -> None:
         self._groups, self._shards = groups, shards
-        self._device, self._cut = device, cut
+        self._device = device
+        cut = groups[0].cut if groups else None
         self._mine = cut.mine if cut else 0
         self._in_scratch, self.are_all = in_scratch, are_all
 
@@ -135,7 +133,7 @@ class WholeWeights:
         left: the network may still read or write this one."""
         for number, group in enumerate(self._groups if self.are_all else ()):
             group.narrow = FlatBuffer.unfilled(group.narrow.layout, self._device)
-            self._shards[number] = shards_of(group.narrow, self._cut)
+            self._shards[number] = shards_of(group.narrow, group.cut)
             if group.wide is not None and group.mine is group.wide.flat:
                 group.wide = FlatBuffer.unfilled(group.layout, self._device)
                 group.wide.adopt(group.masters)
