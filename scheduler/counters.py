@@ -22,6 +22,7 @@ class Gate(Enum):
     WEIGHTS = "weights"  # those of the step are in place; counts microbatches
     STORED = "stores"  # offloaded state of the step before is where it belongs; the same count
     REDUCED = "sums of the run before last"  # gradients that were let go; the same count
+    REFRESHED = "refreshes"  # those that steps use; the same count
     # The same count, where whole weights come for a residency:
     FORWARDS = "whole weights for forwards"
     RECOMPUTES = "whole weights for recomputation"

@@ -66,6 +66,8 @@ class Job(Numbering):
             the device at a time; 0: all that its policy holds.
         team: number of members that hold a stage together (tensor parallelism), at least 1.
         joints: joints of the stages that a team holds, by stage; stages without any are left out.
+        lag: number of steps after which a step uses what an optimizer of matrices computes anew
+            behind another one, see `rules/refreshes.py`; 0: nothing is, or within steps.
         fills: True if a rank runs other work while a task waits at a joint; False: it waits for the
             slices, a while (`linger.py`).
         trains: False for an evaluation, which has no steps and any number of microbatches: the
@@ -94,6 +96,7 @@ class Job(Numbering):
     team: int = 1
     joints: Mapping[int, StageJoints] = field(default_factory=dict)
     fills: bool = True
+    lag: int = 0
     trains: bool = True
 
     def __post_init__(self) -> None:
@@ -259,6 +262,7 @@ class Job(Numbering):
             drawn=0,
             in_tree=False,
             held_on_device=0,
+            lag=0,
         )
 
     @property

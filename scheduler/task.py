@@ -106,6 +106,7 @@ class Kind(AnyKind):
     VOTE = "vote", "norm of all gradients", Counts.STEPS  # from those of the stages
     FETCH = "fetch", "state brought in", Counts.STEPS, Part.BUCKET, Place.BESIDE  # from scratch
     STEP = "step", "optimizer step", Counts.STEPS, Part.BUCKET
+    REFRESH = "refresh", "what an optimizer computes anew", Counts.STEPS, Part.BUCKET
     STORE = "store", "state taken out", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to scratch
     # Where steps are on the host:
     SCALE = "scale", "gradient of the whole batch", Counts.STEPS, Part.BUCKET

@@ -62,6 +62,13 @@ class Config:
         return self.optimizer.clip > 0 or self.precision.scales
 
     @property
+    def refresh_lag(self) -> int:
+        """Steps after which what an optimizer computes anew behind a step is used, where tasks of
+        their own do it; 0: nothing is, or within steps."""
+        on_host = self.memory.steps_on_host  # beside the device's tasks anyway
+        return self.optimizer.lag if self.optimizer.name == "soap" and not on_host else 0
+
+    @property
     def saves_beside(self) -> bool:
         """Training goes on while a checkpoint is written."""
         how = self.checkpoint.background

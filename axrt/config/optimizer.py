@@ -5,32 +5,46 @@ from dataclasses import dataclass, fields
 
 from .section import Section, key
 
-_OF_MUON = ("matrices", "rest_lr", "adjust_lr")
+# names of the optimizers that read a key; the others are read by all
+_READ_BY = {
+    "matrices": ("muon", "soap"),
+    "rest_lr": ("muon", "soap"),
+    "adjust_lr": ("muon",),
+    "refresh": ("soap",),
+    "lag": ("soap",),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer(Section):
     """How weights follow gradients, where no optimizer is given in code."""
 
-    name: str = key("adamw", "the optimizer", choices=("adamw", "adam", "sgd", "muon"))
+    name: str = key("adamw", "the optimizer", choices=("adamw", "adam", "sgd", "muon", "soap"))
     lr: float = key(3e-4, "learning rate at its highest", least=0)
     betas: tuple[float, ...] = key(
-        (0.9, 0.95), "decay of the two moments (adamw, adam)", least=0, most=1
+        (0.9, 0.95), "decay of the two moments (adamw, adam, soap)", least=0, most=1
     )
     momentum: float = key(0.9, "momentum of sgd and muon; 0 = off", least=0, most=1)
     matrices: str | tuple[str, ...] = key(
         "",
-        "names of the matrices that muon steps, or patterns such as '*.up.weight'; '' = what has "
-        "two dimensions between the first and the last layer. AdamW steps all else",
+        "names of the matrices that muon or soap steps, or patterns such as '*.up.weight'; '' = "
+        "what has two dimensions between the first and the last layer. AdamW steps all else",
     )
     rest_lr: float = key(
-        0.0, "learning rate at its highest of what muon does not step; 0 = lr", least=0
+        0.0, "learning rate at its highest of all but matrices (muon, soap); 0 = lr", least=0
     )
     adjust_lr: str = key(
         "original",
         "how muon's rate follows the shape of a matrix: 'original' = by the root of rows over "
         "columns, at least 1; 'match_rms_adamw' = so that steps are as large as AdamW's",
         choices=("original", "match_rms_adamw"),
+    )
+    refresh: int = key(10, "steps from one refresh of soap's bases to the next", least=1)
+    lag: int = key(
+        1,
+        "steps after which soap uses a refresh, which is computed meanwhile; at most refresh - 1, "
+        "or 1",
+        least=1,
     )
     clip: float = key(
         0.0,
@@ -49,6 +63,11 @@ class Optimizer(Section):
     )
 
     @property
+    def steps_matrices(self) -> bool:
+        """The optimizer steps matrices as a whole."""
+        return self.name in _READ_BY["matrices"]
+
+    @property
     def patterns(self) -> tuple[str, ...]:
         """Patterns of the names of matrices; () where they are those between the first and the last
         layer."""
@@ -57,10 +76,17 @@ class Optimizer(Section):
 
     def _of_all(self) -> Iterator[str]:
         default = {item.name: item.default for item in fields(self)}
-        for name in _OF_MUON if self.name != "muon" else ():
+        for name, readers in _READ_BY.items():
             found = getattr(self, name)
-            if found != default[name]:
+            if self.name not in readers and found != default[name]:
                 yield (
                     f"optimizer.{name} = {found!r} with optimizer.name = {self.name!r}, which does "
-                    f"not read it; expected {default[name]!r}, or optimizer.name = 'muon'"
+                    f"not read it; expected {default[name]!r}, or optimizer.name = "
+                    f"{' or '.join(map(repr, readers))}"
                 )
+        if self.name == "soap" and self.lag > max(1, self.refresh - 1):
+            yield (
+                f"optimizer.lag = {self.lag} with optimizer.refresh = {self.refresh}: a refresh "
+                "would be used after the next one; expected at most "
+                f"{max(1, self.refresh - 1)}"
+            )

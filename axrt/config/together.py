@@ -121,10 +121,10 @@ def _of_teams(config: "Config") -> Iterator[str]:
                 f"{name} = {found!r} with {found_in}, which does not take it yet; "
                 f"expected {name} = {expected!r}, or {key} = {off}"
             )
-    if config.optimizer.name == "muon":
+    if config.optimizer.steps_matrices:
         yield (
-            f"optimizer.name = 'muon' with {found_in}: matrices are stepped whole, and members of "
-            f"a team cut them; expected 'adamw', or {key} = {off}"
+            f"optimizer.name = {config.optimizer.name!r} with {found_in}: matrices are stepped "
+            f"whole, and members of a team cut them; expected 'adamw', or {key} = {off}"
         )
     yield from _of_gathering(config)
     if config.schedule.policy == "auto":

@@ -27,6 +27,8 @@ class Matrices:
 
     def __init__(self, model: PipelineModule, patterns: Sequence[str] = ()) -> None:
         self._plan, self._last, self._patterns = model.tensor, len(model.layers) - 1, patterns
+        names = [name for name, parameter in _trained(model) if self.blocks_of(name, parameter)]
+        self._places = {name: place for place, name in enumerate(names)}
 
     def blocks_of(self, name: str, parameter: nn.Parameter) -> tuple[int, ...]:
         """The rows of each matrix that a parameter is fused of; () where it is none.
@@ -45,6 +47,10 @@ class Matrices:
                 return blocks
         return (rows,)
 
+    def place_of(self, name: str) -> int:
+        """The index of a matrix among those of the model; 0 where it is none."""
+        return self._places.get(name, 0)
+
     def _has(self, name: str, parameter: nn.Parameter) -> bool:
         if not self._patterns:
             return parameter.dim() == 2 and 0 < int(name.partition(".")[0]) < self._last
@@ -62,11 +68,10 @@ class Matrices:
         Raises:
             ConfigError: one names none.
         """
-        named = list(_trained(model))
-        names = [name for name, parameter in named if self.blocks_of(name, parameter)]
+        names, all_names = list(self._places), [name for name, _ in _trained(model)]
         for pattern in self._patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                near = get_close_matches(pattern, [name for name, _ in named], n=1, cutoff=0.3)
+                near = get_close_matches(pattern, all_names, n=1, cutoff=0.3)
                 hint = f"; the nearest is {near[0]!r}" if near else ""
                 raise ConfigError(
                     f"optimizer.matrices: {pattern!r} matches nothing; expected the name of a "
@@ -74,7 +79,7 @@ class Matrices:
                 )
         if not names:
             raise ConfigError(
-                "optimizer.name = 'muon', and the model has no matrix between its first and last "
+                "the optimizer steps matrices, and the model has none between its first and last "
                 "layer; expected optimizer.matrices with names of some, or another optimizer"
             )
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .flat import flat_like
 from .masters import Masters
+from .matrix_optimizer import MatrixOptimizer
 from .routes import OnDevice
 from .saved_piece import SavedPiece, copied_now, cut_state
 from .state import ParameterState, restore_state, saved_state
@@ -46,6 +47,11 @@ class BucketState:
         each at most."""
         return {name: one for one, name in self._name_of.items()}
 
+    def refresh(self) -> None:
+        """Compute what is due for a later step, see `MatrixOptimizer.refresh`."""
+        if isinstance(self._optimizer, MatrixOptimizer):
+            self._optimizer.refresh()
+
     def saved(self) -> Iterator[tuple[str, ParameterState]]:
         """The name and the optimizer's state of each parameter: the live tensors, whose values
         count while the bucket is present.
@@ -53,6 +59,7 @@ class BucketState:
         Raises:
             DataError: some of the state is neither a tensor nor a plain value.
         """
+        self.refresh()  # or what is saved would hang on when that was done
         if self._optimizer is not None:
             yield from saved_state(self._optimizer, self._initial_groups, self._name_of)
 

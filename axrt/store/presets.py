@@ -1,7 +1,8 @@
 """Optimizers and learning-rate schedules by the names of the configuration."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,7 +13,9 @@ from axrt.model.module import PipelineModule
 
 from .bucket_settings import LrSchedule, OptimizerFactory
 from .eager_optimizers import SGD, Adam, AdamW
-from .muon import OPERATIONS_OF_ADAMW, Blocks, MuonAndAdamW, operations_of_muon
+from .matrix_optimizer import OPERATIONS_OF_ADAMW, MatrixOptimizer
+from .muon import MuonAndAdamW, operations_of_muon
+from .soap import SoapAndAdamW, bytes_of_soap, operations_of_soap
 
 
 def optimizer_factory(config: Optimizer, model: PipelineModule | None = None) -> OptimizerFactory:
@@ -21,26 +24,19 @@ def optimizer_factory(config: Optimizer, model: PipelineModule | None = None) ->
     Weight decay is for parameters of two and more dimensions: biases and norms keep their scale.
 
     Args:
-        model: model whose matrices Muon steps; None where the optimizer is another one.
+        model: model whose matrices are stepped whole; None where the optimizer is another one.
     Raises:
         ConfigError: it has none that are named.
     """
-    if config.name == "muon":
-        assert model is not None, "Muon steps matrices of a model"
+    if config.steps_matrices:
+        assert model is not None, "the matrices are a model's"
         matrices = Matrices(model, config.patterns)
         matrices.check(model)
         return _OfMatrices(config, matrices)
 
     def factory(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         parameters = [parameter for _, parameter in named]
-        groups = [
-            {
-                "params": [p for p in parameters if p.dim() >= 2],
-                "weight_decay": config.weight_decay,
-            },
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
+        groups = _by_dimensions(parameters, config.weight_decay)
         betas = (config.betas[0], config.betas[1])
         if config.name == "adamw":
             return AdamW(groups, lr=config.lr, betas=betas)
@@ -51,40 +47,88 @@ def optimizer_factory(config: Optimizer, model: PipelineModule | None = None) ->
     return factory
 
 
+class _Method(NamedTuple):
+    """How matrices are stepped."""
+
+    make: Callable[[list[dict[str, Any]], list[dict[str, Any]]], MatrixOptimizer]
+    # options of a group beside lr and weight_decay, by the place of a matrix in the model
+    options: Callable[[Optimizer, int], dict[str, Any]]
+    operations: Callable[[Optimizer, int, int], float]  # of a step of one matrix, by its sides
+    num_bytes: Callable[[int, int], int]  # kept of one matrix beside moments, by its sides
+
+
+def _muon_options(config: Optimizer, place: int) -> dict[str, Any]:
+    return {"momentum": config.momentum, "adjust_lr_fn": config.adjust_lr}
+
+
+def _soap_options(config: Optimizer, place: int) -> dict[str, Any]:
+    refresh = config.refresh
+    betas = config.betas[0], config.betas[1]
+    times = {"refresh": refresh, "lag": config.lag, "offset": place % refresh}
+    return {"betas": betas, "eps": 1e-8, **times}
+
+
+_METHODS = {
+    "muon": _Method(
+        MuonAndAdamW,
+        _muon_options,
+        lambda config, rows, columns: operations_of_muon(rows, columns),
+        lambda rows, columns: 0,
+    ),
+    "soap": _Method(
+        SoapAndAdamW,
+        _soap_options,
+        lambda config, rows, columns: operations_of_soap(rows, columns, config.refresh),
+        bytes_of_soap,
+    ),
+}
+
+
 class _OfMatrices:
-    """Makes Muon for matrices and AdamW for the rest, and knows what their steps cost."""
+    """Makes the optimizer of matrices and of the rest, and knows what a matrix costs."""
 
     def __init__(self, config: Optimizer, matrices: Matrices) -> None:
         self._config, self._matrices = config, matrices
+        self._method = _METHODS[config.name]
 
     def __call__(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        config = self._config
-        stepped: dict[Blocks, list[nn.Parameter]] = {}
+        config, matrices = self._config, self._matrices
+        groups: dict[object, dict[str, Any]] = {}
         rest: list[nn.Parameter] = []
         for name, parameter in named:
-            blocks = self._matrices.blocks_of(name, parameter)
-            (stepped.setdefault(blocks, []) if blocks else rest).append(parameter)
+            blocks = matrices.blocks_of(name, parameter)
+            if not blocks:
+                rest.append(parameter)
+                continue
+            options = self._method.options(config, matrices.place_of(name))
+            own = {"blocks": blocks, "lr": config.lr, "weight_decay": config.weight_decay}
+            group = groups.setdefault((blocks, *options.values()), {"params": [], **own, **options})
+            group["params"].append(parameter)
         common = {"lr": config.rest_lr or config.lr, "betas": (config.betas[0], config.betas[1])}
-        groups = [
-            {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        options = {
-            "lr": config.lr,
-            "weight_decay": config.weight_decay,
-            "momentum": config.momentum,
-            "adjust_lr_fn": config.adjust_lr,
-        }
-        return MuonAndAdamW(
-            stepped, options, [{**common, **group} for group in groups if group["params"]]
-        )
+        others = [{**common, **group} for group in _by_dimensions(rest, config.weight_decay)]
+        return self._method.make(list(groups.values()), others)
 
     def cost(self, name: str, parameter: nn.Parameter) -> float:
         """What a step of a parameter costs, in operations."""
-        blocks = self._matrices.blocks_of(name, parameter)
+        operations = self._method.operations
+        blocks, columns = self._matrices.blocks_of(name, parameter), parameter.shape[-1:].numel()
         if not blocks:
             return float(OPERATIONS_OF_ADAMW * parameter.numel())
-        return sum(operations_of_muon(rows, parameter.shape[1]) for rows in blocks)
+        return sum(operations(self._config, rows, columns) for rows in blocks)
+
+    def num_bytes(self, name: str, parameter: nn.Parameter) -> int:
+        """What is kept of a parameter beside moments, in bytes."""
+        blocks, columns = self._matrices.blocks_of(name, parameter), parameter.shape[-1:].numel()
+        return sum(self._method.num_bytes(rows, columns) for rows in blocks)
+
+
+def _by_dimensions(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Groups of those with two and more dimensions, which decay, and of the others."""
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def lr_schedule(config: Optimizer, steps: int) -> LrSchedule:

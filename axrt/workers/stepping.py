@@ -75,7 +75,7 @@ class SteppingWorker(Worker):
         skip: function that is called with the index of a stage whose buckets do not step.
     """
 
-    kinds = (Kind.NORM, Kind.VOTE, Kind.STEP, Kind.SCALE, Kind.HOST_STEP, Kind.LOAD)
+    kinds = (Kind.NORM, Kind.VOTE, Kind.STEP, Kind.REFRESH, Kind.SCALE, Kind.HOST_STEP, Kind.LOAD)
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class SteppingWorker(Worker):
             Kind.NORM: self._norm,
             Kind.VOTE: self._vote,
             Kind.STEP: self._step_and_send,
+            Kind.REFRESH: self._refresh,
             Kind.SCALE: self._end_gradient,
             Kind.HOST_STEP: self._step_on_host,
             Kind.LOAD: self._load,
@@ -162,6 +163,10 @@ class SteppingWorker(Worker):
         if self._overflows(self._records[task.microbatch]):
             self._skip(task.stage)
         self._apply(task)
+
+    def _refresh(self, task: Task) -> Made:
+        self._buckets[task.stage][task.part].state.refresh()
+        return nothing
 
     def _end_gradient(self, task: Task) -> Made:
         """Make the gradient that of the whole batch, and take its norms where no vote does."""

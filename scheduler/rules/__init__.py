@@ -12,6 +12,7 @@ from .host_steps import host_steps
 from .offload import offload
 from .pipeline import pipeline
 from .recomputation import recomputation
+from .refreshes import refreshes
 from .replicas import replicas
 from .residencies import residencies
 from .row import Need, OnDevice, Pool, Queue, Row, StageHere
@@ -86,6 +87,7 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     on_host = (host_steps,) if job.host_slots else ()
     sharded = (residencies,) if job.residencies else (sharding,) if job.shards else ()
     sums = (*grouped, *by_library, clipping)
+    refreshed = (refreshes,) if job.lag else ()
     kept = (stash,) if job.held_on_device else ()
     of_state = (*offloaded, *on_host, *kept, *sharded)
-    return (pipeline, recomputation, replicas, *sums, *of_state)
+    return (pipeline, recomputation, replicas, *sums, *refreshed, *of_state)

@@ -8,8 +8,9 @@
 #   step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
 #                 pipes; the vote where there is one;     buckets of the stage have stepped; see
 #                 its state where that is offloaded;      `sharding.py`, `residencies.py` for
-#                 the release of whole weights; none      shards
-#                 where steps are on the host
+#                 what `refreshes.py` has for it; the     shards
+#                 release of whole weights; none where
+#                 steps are on the host
 #
 # Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
 # is *whole* when a sum has come from each copy; where it has one copy, when the last B or W of the
@@ -29,6 +30,7 @@ from ..job import StageCopy
 from ..message import Meaning, Message, numbered
 from ..task import Counts, Kind, Task
 from .collectives import by_library, ready
+from .refreshes import refreshed
 from .row import Need, Opening, Row, StageHere, at_once, for_steps, nothing, urgent
 
 
@@ -45,7 +47,7 @@ def replicas(here: StageHere) -> Iterator[Row]:
             continue
         done = stage_is_done(here, bucket)
         needs = (whole(here, bucket), *done, losses_of_all(here), *voted(here), *let_go(here))
-        all_needs = tuple(dict.fromkeys((*needs, *fetched(here, bucket))))
+        all_needs = tuple(dict.fromkeys((*needs, *fetched(here, bucket), *refreshed(here))))
         yield Row(
             Kind.STEP,
             all_needs,

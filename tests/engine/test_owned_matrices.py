@@ -1,4 +1,4 @@
-"""Muon by its key: matrices are stepped whole, by torch's Muon, and all else by AdamW."""
+"""Muon and SOAP by their keys: matrices are stepped whole, and all else by AdamW."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import axrt
+from axrt.config import Optimizer
 from axrt.errors import ConfigError
 from axrt.store.muon import MuonAndAdamW
+from axrt.store.presets import optimizer_factory
 from axrt.transport.local import LocalWorld
 
 from .reference import (
@@ -23,7 +25,11 @@ from .reference import (
 )
 
 WIDTH, MICROBATCHES, STEPS = 16, 4, 3
-MUON = {"name": "muon", "lr": 0.02, "rest_lr": 0.003, "momentum": 0.95, "weight_decay": 0.1}
+OF_ALL = {"lr": 0.02, "rest_lr": 0.003, "weight_decay": 0.1}
+MUON = {"name": "muon", "momentum": 0.95, **OF_ALL}
+# Refreshes are due behind the steps 2, 3, 4 and so on, each of a third or half of the matrices.
+SOAP = {"name": "soap", "refresh": 2, "lag": 1, **OF_ALL}
+SLOW_SOAP = {"name": "soap", "refresh": 3, "lag": 2, **OF_ALL}
 
 
 class Block(nn.Module):
@@ -80,7 +86,9 @@ def torchs(named: Any) -> Both:
     )
 
 
-def trained(pipe: int, data: int, of: Callable[[], Any] = model, **sections: Any) -> Outcome:
+def trained(
+    pipe: int, data: int, of: Callable[[], Any] = model, steps: int = STEPS, **sections: Any
+) -> Outcome:
     config = configured(
         MICROBATCHES,
         parallel={"pipe": pipe, "data": data},
@@ -89,7 +97,7 @@ def trained(pipe: int, data: int, of: Callable[[], Any] = model, **sections: Any
 
     def main(transport: Any) -> Outcome:
         by_key: Any = None
-        return train_on_a_rank(transport, of(), batches(data), STEPS, config, by_key)
+        return train_on_a_rank(transport, of(), batches(data), steps, config, by_key)
 
     return together(LocalWorld(pipe * data, 1).run(main), data)
 
@@ -107,6 +115,38 @@ def test_one_replica_has_the_bits_of_torchs_own(
         assert torch.equal(found.parameters[name], value), name
 
 
+@pytest.mark.parametrize("keys", [SOAP, SLOW_SOAP])
+@pytest.mark.parametrize(
+    ("pipe", "policy", "memory"),
+    [
+        (1, "1f1b", {}),
+        (2, "1f1b", {"bucket_mb": 0.002}),
+        (2, "zb-h1", {}),
+        (2, "breadth-first", {"scratch": "host", "offload": "stream"}),
+        (4, "zb-v", {"scratch": "disk", "offload": "stream"}),
+        (2, "1f1b", {"recompute": "full"}),
+        (2, "zb-h1", {"scratch": "host", "offload": "cpu"}),
+    ],
+)
+def test_refreshes_in_idle_time_have_the_bits_of_a_plain_loop(
+    pipe: int, policy: str, memory: dict[str, Any], keys: dict[str, Any], tmp_path: Any
+) -> None:
+    factory = optimizer_factory(Optimizer(**keys), model())
+    expected = plain_torch(model, batches(1), 7, factory, clip=0.5)
+    if memory.get("scratch") == "disk":
+        memory = {**memory, "scratch": f"disk:{tmp_path}"}
+    found = trained(
+        *(pipe, 1),
+        steps=7,
+        optimizer={**keys, "clip": 0.5},
+        schedule={"policy": policy},
+        memory=memory,
+    )
+    assert (found.losses, found.norms) == (expected.losses, expected.norms)
+    for name, value in expected.parameters.items():
+        assert torch.equal(found.parameters[name], value), name
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_replicas_train_as_torchs_own(zero: int) -> None:
     expected = plain_torch(model, batches(2), STEPS, torchs, clip=0.5)
@@ -116,13 +156,17 @@ def test_replicas_train_as_torchs_own(zero: int) -> None:
         torch.testing.assert_close(found.parameters[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("bucket_mb", [0.004, 25.0])
+@pytest.mark.parametrize(
+    ("keys", "bucket_mb"), [(MUON, 0.004), (MUON, 25.0), (SOAP, 0.004), (SLOW_SOAP, 25.0)]
+)
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_each_matrix_has_one_owner_among_replicas(zero: int, bucket_mb: float) -> None:
+def test_each_matrix_has_one_owner_among_replicas(
+    zero: int, bucket_mb: float, keys: dict[str, Any]
+) -> None:
     """Nobody steps a part of one, so bits are those of replicas that step all. Where gradients are
     clipped no parameter is cut, whatever steps it: here they are not."""
     found, expected = (
-        trained(2, 2, memory={"zero": of, "bucket_mb": bucket_mb}, optimizer=MUON)
+        trained(2, 2, steps=6, memory={"zero": of, "bucket_mb": bucket_mb}, optimizer=keys)
         for of in (zero, 0)
     )
     assert found.losses == expected.losses
@@ -141,7 +185,8 @@ def test_matrices_that_are_fused_are_stepped_one_by_one() -> None:
         "momentum": 0.9,
         "adjust_lr_fn": "original",
     }
-    found = MuonAndAdamW({tuple(rows): [fused]}, options, [{"params": [bias], "lr": 0.1}])
+    group = {"params": [fused], "blocks": tuple(rows), **options}
+    found = MuonAndAdamW([group], [{"params": [bias], "lr": 0.1}])
     expected = torch.optim.Muon(apart, **options)
     for _ in range(3):
         fused.grad, bias.grad = torch.randn(7, 4), torch.randn(4)
@@ -171,7 +216,7 @@ def test_a_step_is_what_five_iterations_make_of_a_matrix(kind: str, factor: floa
     weight = nn.Parameter(torch.zeros_like(gradient))
     weight.grad = gradient.clone()
     options = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "adjust_lr_fn": "original"}
-    MuonAndAdamW({(len(weight),): [weight]}, options, []).step()
+    MuonAndAdamW([{"params": [weight], "blocks": (len(weight),), **options}]).step()
     along = (weight.detach() * gradient).sum() / (gradient * gradient).sum()
     assert float(along) == pytest.approx(-factor, rel=5e-2)
 
@@ -184,9 +229,6 @@ def built_in(**sections: Any) -> axrt.PipelineModule:
 
 
 def test_the_built_in_model_tells_what_is_fused() -> None:
-    from axrt.config import Optimizer
-    from axrt.store.presets import optimizer_factory
-
     module = built_in()
     made = optimizer_factory(Optimizer(name="muon"), module)(
         [*module.sequential(1).named_parameters()]
@@ -196,28 +238,39 @@ def test_the_built_in_model_tells_what_is_fused() -> None:
     assert blocks == {(16, 8, 8): 2, (16,): 4, (64,): 2, (): blocks[()]}
 
 
-def test_a_run_goes_on_with_its_momentum(tmp_path: Any) -> None:
-    config = configured(MICROBATCHES, optimizer=MUON)
+@pytest.mark.parametrize(
+    ("keys", "saved_after"),
+    [(MUON, 1), *((keys, at) for keys in (SOAP, SLOW_SOAP) for at in (3, 4, 5))],
+)
+def test_a_run_goes_on_on_another_layout(
+    keys: dict[str, Any], saved_after: int, tmp_path: Any
+) -> None:
+    """Also between the step behind which a refresh is due and the one that uses it."""
     by_key: Any = None
 
-    def run(pipe: int, act: Callable[[axrt.Engine], float]) -> float:
-        def main(transport: Any) -> float:
+    def run(pipe: int, act: Callable[[axrt.Engine], Any]) -> Any:
+        config = configured(MICROBATCHES, parallel={"pipe": pipe}, optimizer=keys)
+
+        def main(transport: Any) -> Any:
             with axrt.initialize(model(), by_key, config=config, transport=transport) as engine:
                 return act(engine)
 
         return LocalWorld(pipe, 1).run(main)[0]
 
-    def step(engine: axrt.Engine, number: int) -> float:
-        return engine.train_batch(iter(batches(1)(number)) if engine.reads else None).loss
+    def steps(engine: axrt.Engine, first: int, end: int) -> list[float]:
+        return [
+            engine.train_batch(iter(batches(1)(number)) if engine.reads else None).loss
+            for number in range(first, end)
+        ]
 
-    def begin(engine: axrt.Engine) -> float:
-        step(engine, 0)
+    def begin(engine: axrt.Engine) -> list[float]:
+        steps(engine, 0, saved_after)
         engine.save_checkpoint(tmp_path / "one")
-        return [step(engine, number) for number in (1, 2)][-1]
+        return steps(engine, saved_after, 9)
 
-    def go_on(engine: axrt.Engine) -> float:
+    def go_on(engine: axrt.Engine) -> list[float]:
         engine.load_checkpoint(tmp_path / "one")
-        return [step(engine, number) for number in (1, 2)][-1]
+        return steps(engine, saved_after, 9)
 
     assert run(1, begin) == run(2, go_on)
 
@@ -242,7 +295,7 @@ def test_a_model_without_matrices_between_its_ends_is_refused() -> None:
         specs = [axrt.LayerSpec(nn.Linear, 8, WIDTH), axrt.LayerSpec(nn.Linear, WIDTH, 5)]
         return axrt.PipelineModule(specs, nn.functional.cross_entropy)
 
-    with pytest.raises(ConfigError, match="no matrix between its first and last layer"):
+    with pytest.raises(ConfigError, match="the model has none between its first and last layer"):
         trained(1, 1, ends)
     found = trained(1, 1, ends, optimizer={**MUON, "matrices": "0.weight"})
     assert found.losses[-1] < found.losses[0]

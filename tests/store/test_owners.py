@@ -23,7 +23,8 @@ COSTS = st.dictionaries(st.text("ab.", max_size=5), st.sampled_from([0.0, 1.0, 2
 def test_nobody_had_less_when_an_owner_got_its_least(costs: dict[str, float], owners: int) -> None:
     """Which is what longest processing time means, and bounds the busiest by 4/3 of the best."""
     found = owners_of(costs, owners)
-    assert set(found) == set(costs) and set(found.values()) <= set(range(owners))
+    assert set(found) == set(costs)
+    assert set(found.values()) <= set(range(owners))
     of_owner = [[costs[name] for name in costs if found[name] == one] for one in range(owners)]
     for costs_of_one in of_owner:
         without_least = sum(costs_of_one) - min(costs_of_one, default=0.0)
@@ -52,7 +53,8 @@ def test_a_bucket_lists_what_an_owner_steps_side_by_side_and_each_type_by_itself
     spec = BucketSpec(copies_by_pipe(0, 0, 4), named, [name for name, _ in named], True)
     listed, cut = by_owner(spec, Cut(4, 1, 3), owners)
     assert [name[-1] for name in listed.called] == [*"bdface"]
-    assert cut is not None and (cut.whole, cut.mine, cut.owners) == (True, 1, (0, 0, 0, 2, 2, 3))
+    assert cut is not None
+    assert (cut.whole, cut.mine, cut.owners) == (True, 1, (0, 0, 0, 2, 2, 3))
     for places in (range(6), (0, 4, 5), (3,)):
         layout = Layout([listed.named[place][1] for place in places])
         of_type = cut.of_type(places)
