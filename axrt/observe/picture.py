@@ -28,6 +28,7 @@ _CLASS: dict[AnyKind, str] = {
     Kind.INPUT: "i",
     Kind.WEIGHT: "w",
     Kind.STEP: "p",
+    Kind.REFRESH: "p",
     Kind.FETCH: "in",
     Kind.STORE: "out",
     Kind.RELOAD: "in",

@@ -42,9 +42,9 @@ Feature = Callable[[StageHere], Iterable[Row]]
 #             [weights, zero 3]; reload [stash] | sends gradient; at the end of a step sends part
 #             [groups, replicas, zero 1, zero 3]; at the end of a step sends ready [library]
 #   step      needs B [not split]; loss; W [split]; vote [clip]; sum [groups, library, replicas];
-#             fetch [offload, weights]; reduce [zero 1, zero 3]; release [zero 3] | opens weights
-#             [not weights, zero 1]; sends weights [zero 1]; opens new weights of the own shard
-#             [zero 3]
+#             fetch [offload, weights]; reduce [zero 1, zero 3]; release [zero 3]; refreshes
+#             [refreshes] | opens weights [not weights, zero 1]; sends weights [zero 1]; opens new
+#             weights of the own shard [zero 3]
 #   I         needs F; gradient | sends gradient
 #   W         needs I
 #   R         needs F
@@ -71,6 +71,7 @@ Feature = Callable[[StageHere], Iterable[Row]]
 #   bring     needs new weights of the own shard; the end of the residency before; a free place for
 #             whole weights | opens whole weights for forwards; opens whole weights for
 #             recomputation; opens whole weights for backwards | on copies in
+#   refresh   needs step | opens refreshes
 #   offload   needs F | on copies out
 #   reload    needs offload | on copies in
 #

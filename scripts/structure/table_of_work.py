@@ -50,6 +50,7 @@ def runs() -> dict[str, Job]:
         "zero 1": with_shards(two, 1),
         "zero 3": with_shards(with_(by_stage, replicas=2), 3),
         "weights": with_shards(with_(by_stage, slots=3), 0, offloads_weights=True),
+        "refreshes": with_(whole, lag=1),
         "stash": with_(_job("gpipe"), held_on_device=least_places(1)),
     }
 

@@ -107,6 +107,7 @@ class Pipeline:
         joints: StageJoints = NO_JOINTS,
         fills: bool = True,
         whole: bool = False,
+        lag: int = 0,
     ) -> None:
         self.leaves, self._forward_pieces = leaves, forward_pieces
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -132,6 +133,7 @@ class Pipeline:
             team=team,
             joints=dict.fromkeys(range(self.placement.stages), joints) if team > 1 else {},
             fills=fills,
+            lag=lag if trains and not host_slots else 0,
             trains=trains,
         )
         if self.job.shards and not (self.job.splits or by_library):
@@ -313,7 +315,18 @@ class SlotWatch:
             self._check_brought(task)
         if self._job.host_slots and self._watches:
             self._check_host(task)
+        if self._job.lag and self._watches:
+            self._check_refreshed(task)
         self._started[kind, stage, part] += 1
+
+    def _check_refreshed(self, task: Task) -> None:
+        """What follows from a step is computed behind it, and before the step that uses it."""
+        kind, stage, number, part = task
+        if kind is Kind.STEP:
+            refreshed = self._of_all_buckets(self._started, Kind.REFRESH, stage)
+            assert refreshed > number - self._job.lag, task
+        if kind is Kind.REFRESH:
+            assert self._started[Kind.STEP, stage, part] > number, task
 
     def _check_host(self, task: Task) -> None:
         """A gradient goes to the host when it is whole, steps there, and weights come back before

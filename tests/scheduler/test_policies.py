@@ -183,7 +183,8 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             of_step |= {(Kind.VOTE, 0)} if votes and stage == pipe == 0 else set()
             for bucket, copies in enumerate(pipeline.buckets[stage]):
                 copied = (Kind.FETCH, Kind.STORE) if state.job.slots else ()
-                of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied)}
+                refreshed = (Kind.REFRESH,) if state.job.lag else ()
+                of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied, *refreshed)}
                 if by_library(state.job, copies):
                     of_step |= {(Kind.COLLECT, bucket)}
                     if leader(state.job, copies) == (pipe, stage, bucket):
@@ -329,6 +330,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         room=seed % 11 % 4,
         spare=spare,
         forward_pieces=1 + seed % 13 % 3,
+        lag=seed % 17 % 4,
     )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [

@@ -1,0 +1,102 @@
+"""What an optimizer computes anew now and then fills idle time, and is there when a step uses
+it."""
+
+from collections.abc import Iterator
+from dataclasses import replace as with_
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axrt.scheduler.counters import Gate
+from axrt.scheduler.job import Job
+from axrt.scheduler.policies import placement_for, policy_by_name
+from axrt.scheduler.rules import Feature, Row, StageHere, features_of
+from axrt.scheduler.rules.replicas import replicas
+from axrt.scheduler.simulation.costs import Costs
+from axrt.scheduler.simulation.simulator import simulate
+from axrt.scheduler.simulation.timeline import Timeline
+from axrt.scheduler.task import Kind
+
+from .pipelines import Pipeline, run_in_random_order
+
+
+def ran(takes: float, lag: int, policy: str = "1f1b", ranks: int = 4, steps: int = 5) -> Timeline:
+    of = policy_by_name(policy)
+    job = Job(placement_for(of, ranks, 8), of, 8, lag=lag)
+    return simulate(job, Costs(others={Kind.REFRESH: takes}), steps=steps)
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "gpipe"])
+def test_it_costs_nothing_where_ranks_are_idle_for_as_long(policy: str) -> None:
+    """Each of four ranks is idle for nine units a step, and the second one for three at a time."""
+    without, found = ran(0.0, 1, policy), ran(3.0, 1, policy)
+    refreshed = sum(span.end - span.start for span in found.spans if span.task.kind is Kind.REFRESH)
+    assert refreshed == 4 * 5 * 3.0
+    assert last_step(found) == last_step(without)
+    assert last_step(ran(6.0, 1, policy)) > last_step(without)
+
+
+def last_step(line: Timeline) -> float:
+    return max(span.end for span in line.spans if span.task.kind is Kind.STEP)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_a_step_waits_for_what_it_uses(lag: int) -> None:
+    line = ran(1000.0, lag, ranks=2)
+    ended = {str(span.task): span.end for span in line.spans if span.task.kind is Kind.REFRESH}
+    begun = {str(span.task): span.start for span in line.spans if span.task.kind is Kind.STEP}
+    for stage in range(2):
+        for step in range(lag, 5):
+            assert begun[f"step{stage}.{step}"] >= ended[f"refresh{stage}.{step - lag}"]
+        assert begun[f"step{stage}.{lag - 1}"] < lag * 1000.0, "the first ones wait for none"
+
+
+@given(
+    st.sampled_from(["1f1b", "zb-v", "breadth-first", "dualpipe", "adaptive", "gpipe"]),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(),
+)
+def test_it_ends_in_any_order_of_events(
+    name: str, lag: int, copies: int, buckets: int, seed: int
+) -> None:
+    pipeline = Pipeline(
+        policy_by_name(name, 8 if name == "adaptive" else 0),
+        2,
+        4,
+        steps=4,
+        replicas=copies,
+        buckets=buckets,
+        clips=seed % 2 == 0,
+        slots=seed % 3 % 2,
+        shards=seed % 5 < 2,
+        lag=lag,
+    )
+    run_in_random_order(pipeline, seed)
+    assert pipeline.finished
+    for of_rank in pipeline.ran:
+        counts = [sum(task.kind is kind for task in of_rank) for kind in (Kind.STEP, Kind.REFRESH)]
+        assert counts[0] == counts[1] > 0
+
+
+def in_no_order(job: Job) -> list[Feature]:
+    """The features of a job whose steps wait for no refresh."""
+
+    def steps_at_once(here: StageHere) -> Iterator[Row]:
+        for row in replicas(here):
+            needs = tuple(need for need in row.needs if need.counter is not Gate.REFRESHED)
+            yield with_(row, needs=needs)
+
+    return [steps_at_once if feature is replicas else feature for feature in features_of(job)]
+
+
+def test_a_step_that_does_not_wait_is_found() -> None:
+    def attack() -> None:
+        for seed in range(99):
+            policy = policy_by_name("1f1b")
+            run_in_random_order(Pipeline(policy, 1, 2, steps=4, lag=1, features=in_no_order), seed)
+
+    with pytest.raises(AssertionError, match="step"):
+        attack()
