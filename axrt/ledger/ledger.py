@@ -25,6 +25,7 @@ class Purpose(Enum):
     GRADIENTS = "gradients"  # over the microbatches of a step
     TOTALS = "totals"  # over copies, where these are not the same memory
     MOMENTS = "moments"
+    FACTORS = "factors"  # with bases, of an optimizer that looks at whole matrices
     SLOTS = "slots"  # offloaded state that is on the device for its step
     STASH = "stash"  # from a forward to its backward
     MESSAGES = "messages"

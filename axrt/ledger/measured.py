@@ -8,6 +8,8 @@ from torch import Tensor
 from axrt.offload.tier import HostTier
 from axrt.store.flat import is_hollow
 from axrt.store.local_model import LocalModel
+from axrt.store.matrix_optimizer import is_factor
+from axrt.store.routes import OnHost
 from axrt.store.slots import Slots
 
 from .ledger import IN_SCRATCH, Entry, Ledger, Purpose, Tier
@@ -63,6 +65,7 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
             num_bytes(flat for _, of in memories for flat in of if _residencies(model, flat)),
         ),
         (Purpose.MOMENTS, Tier.DEVICE, num_bytes(_moments(model))),
+        *[(Purpose.FACTORS, tier, size) for tier, size in _factors(model)],
         (Purpose.SLOTS, Tier.DEVICE, model.slots.num_bytes if model.slots else 0),
         (Purpose.GRADIENTS, Tier.HOST, model.host_slots.num_bytes if model.host_slots else 0),
         (Purpose.FROZEN, Tier.DEVICE, num_bytes(rest)),
@@ -103,7 +106,18 @@ def _moments(model: LocalModel) -> Iterator[Tensor]:
     for bucket in model.all_buckets:
         state = bucket.optimizer.state if bucket.optimizer else {}
         for parameter, of_one in state.items():
-            for value in of_one.values():
-                is_tensor = isinstance(value, Tensor) and value.dim() > 0
+            for key, value in of_one.items():
+                is_tensor = isinstance(value, Tensor) and value.dim() > 0 and not is_factor(key)
                 if is_tensor and value.shape == parameter.shape and _residencies(model, value):
                     yield value
+
+
+def _factors(model: LocalModel) -> Iterator[tuple[Tier, int]]:
+    for bucket in model.all_buckets:
+        for of_one in bucket.optimizer.state.values() if bucket.optimizer else ():
+            for key, value in of_one.items():
+                if is_factor(key):
+                    yield (
+                        Tier.HOST if isinstance(bucket.route, OnHost) else Tier.DEVICE,
+                        value.nbytes,
+                    )

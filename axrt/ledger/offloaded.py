@@ -12,11 +12,13 @@ _PAGE = 4096
 
 
 def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool) -> Iterator[Entry]:
-    """Masters, moments, totals and slots of a rank.
+    """Masters, moments, factors, totals and slots of a rank.
 
     Args:
         at_once: True where each bucket waits with its whole gradient for the norm of all.
     """
+    factors = Tier.HOST if config.memory.steps_on_host else Tier.DEVICE
+    yield Entry(Purpose.FACTORS, factors, sum(bucket.factors for bucket in buckets))
     if config.memory.offload == "none":
         yield from _on_device(buckets, at_once)
         return

@@ -21,7 +21,7 @@ from axrt.store.bucket_settings import OptimizerFactory
 from axrt.store.flat import FlatBuffer, Layout, by_key
 from axrt.store.gradient import Gradient
 from axrt.store.masters import Masters
-from axrt.store.owners import Owners, by_owner, owners_of_stage
+from axrt.store.owners import CostsWhole, Owners, by_owner, owners_of_stage
 from axrt.store.probe import Moments, Probed
 from axrt.store.shards import Cut, cut_of
 
@@ -51,6 +51,7 @@ class BucketBytes:
     # weights of the own shard that are in scratch besides masters, of each type
     stored: tuple[int, ...]
     is_tied: bool  # some copies of it are on other stages
+    factors: int  # what an optimizer keeps of whole matrices beside moments
     virtual_weights: int = 0  # copies that virtual members compute with
     virtual_gradients: int = 0  # gradients of theirs beside the bucket's
 
@@ -129,6 +130,7 @@ class StageParameters:
         sizes: BucketSizes,
     ) -> None:
         self._config, self._job, self._probe, self._sizes = config, job, probe, sizes
+        self._factory = factory
         self._types = types = types_of(config.precision)
         self._cuts = skeletons.cuts
         places = range(job.cuts[stage], job.cuts[stage + 1])
@@ -236,8 +238,15 @@ class StageParameters:
             _kept(masters, stepped, self._config.memory.offload != "none"),
             tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),
             len({copy.stage for copy in spec.copies}) > 1,
+            self._factors(spec, masters),
             *self._of_virtual(spec),
         )
+
+    def _factors(self, spec: BucketSpec, masters: Masters) -> int:
+        if not isinstance(self._factory, CostsWhole):
+            return 0
+        stepped = [(spec.called[of.place], masters.whole[of.place]) for of in masters.pieces]
+        return sum(self._factory.num_bytes(name, parameter) for name, parameter in stepped)
 
     def _of_virtual(self, spec: BucketSpec) -> tuple[int, int]:
         """Bytes of the weights that virtual members copy, and of the gradients, in float32 or

@@ -22,6 +22,8 @@ def snapshot_bytes(stage: StageBytes, config: Config, job: Job, pipe: int) -> in
         weights = saves * in_place * sum(bucket.weights for bucket in stage.buckets)
     else:
         weights = sum(bucket.in_place for bucket in stage.buckets)
-    state = sum(bucket.masters + sum(bucket.moments or ()) for bucket in stage.buckets)
+    state = sum(
+        bucket.masters + sum(bucket.moments or ()) + bucket.factors for bucket in stage.buckets
+    )
     # Frozen tensors that are narrow are saved as their originals, which are twice as large.
     return weights + state + saves * (stage.originals + stage.frozen - stage.originals // 2)

@@ -65,3 +65,8 @@ def matrices_in(tensor: Tensor, blocks: Blocks) -> Sequence[Tensor]:
     """The matrices that a parameter, or a moment of it, is fused of, as views of its rows; one
     where it has another shape, as a tiny one on which an optimizer is tried."""
     return torch.split(tensor, list(blocks)) if sum(blocks) == len(tensor) else (tensor,)
+
+
+def is_factor(key: str) -> bool:
+    """An entry of a parameter's state is of the sides of its matrices, and not of its elements."""
+    return "." in key

@@ -33,6 +33,10 @@ class CostsWhole(Protocol):
         """What a step of a parameter costs, in operations."""
         ...
 
+    def num_bytes(self, name: str, parameter: nn.Parameter) -> int:
+        """What is kept of a parameter beside moments, in bytes."""
+        ...
+
 
 def owners_of(costs: Mapping[str, float], owners: int) -> dict[str, int]:
     """Share parameters out: the dearest first, each to the owner that has least.

@@ -54,7 +54,9 @@ class _Method(NamedTuple):
     # options of a group beside lr and weight_decay, by the place of a matrix in the model
     options: Callable[[Optimizer, int], dict[str, Any]]
     operations: Callable[[Optimizer, int, int], float]  # of a step of one matrix, by its sides
-    num_bytes: Callable[[int, int], int]  # kept of one matrix beside moments, by its sides
+    num_bytes: Callable[
+        [Optimizer, int, int], int
+    ]  # kept of one matrix beside moments, by its sides
 
 
 def _muon_options(config: Optimizer, place: int) -> dict[str, Any]:
@@ -73,13 +75,13 @@ _METHODS = {
         MuonAndAdamW,
         _muon_options,
         lambda config, rows, columns: operations_of_muon(rows, columns),
-        lambda rows, columns: 0,
+        lambda config, rows, columns: 0,
     ),
     "soap": _Method(
         SoapAndAdamW,
         _soap_options,
         lambda config, rows, columns: operations_of_soap(rows, columns, config.refresh),
-        bytes_of_soap,
+        lambda config, rows, columns: bytes_of_soap(rows, columns, config.refresh, config.lag),
     ),
 }
 
@@ -119,7 +121,7 @@ class _OfMatrices:
     def num_bytes(self, name: str, parameter: nn.Parameter) -> int:
         """What is kept of a parameter beside moments, in bytes."""
         blocks, columns = self._matrices.blocks_of(name, parameter), parameter.shape[-1:].numel()
-        return sum(self._method.num_bytes(rows, columns) for rows in blocks)
+        return sum(self._method.num_bytes(self._config, rows, columns) for rows in blocks)
 
 
 def _by_dimensions(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

@@ -152,6 +152,7 @@ def operations_of_soap(rows: int, columns: int, refresh: int) -> float:
     return 2.0 * 4 * square * both + (2 + 4 / 3) * (rows**3 + columns**3) / refresh
 
 
-def bytes_of_soap(rows: int, columns: int) -> int:
-    """Bytes that one matrix keeps beside its moments: factors and bases, in float32."""
-    return 2 * 4 * (rows**2 + columns**2)
+def bytes_of_soap(rows: int, columns: int, refresh: int, lag: int) -> int:
+    """Bytes that one matrix keeps beside its moments, in float32: factors and bases, and for `lag`
+    of `refresh` steps the next bases; of many matrices so many have some at a time."""
+    return round(4 * (rows**2 + columns**2) * (2 + lag / refresh))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.config import Config
+from axrt.config import Config, Optimizer
 from axrt.ledger.activations import Stashes
 from axrt.ledger.advice import advices, check_fits
 from axrt.ledger.ledger import Entry, Ledger, Purpose, Tier, readable
@@ -29,6 +29,7 @@ from axrt.observe.observer import Observer
 from axrt.planning.default_schedule import settled
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket_settings import OptimizerFactory
+from axrt.store.presets import optimizer_factory
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 from axrt.world.mesh import Mesh
@@ -133,12 +134,10 @@ class Case:
 
         def factory(named: Any) -> torch.optim.Optimizer:
             optimizer = self.factory(named)
-            if not self.hooked:
-                return optimizer
             optimizer.register_step_pre_hook(look)
             return optimizer
 
-        return factory
+        return factory if self.hooked else self.factory
 
     def _on_a_rank(self, transport: Transport) -> Ledger:
         most: dict[tuple[Purpose, Tier], int] = {}
@@ -448,6 +447,37 @@ def test_each_purpose_is_within_a_hundredth_of_what_is_allocated(name: str) -> N
             continue
         assert told == {which: pytest.approx(size, rel=0.01) for which, size in expected.items()}
     assert all("moments" not in text for text in predicted.unknown)
+
+
+def square() -> axrt.PipelineModule:
+    """Most matrices are square, so that factors have their shape."""
+    sizes = [(16, 64), *[(64, 64)] * 18, (64, 32), (32, 64), (64, 5)]
+    layers = [axrt.LayerSpec(nn.Linear, *size) for size in sizes]
+    return axrt.PipelineModule(layers, functional.cross_entropy)
+
+
+@pytest.mark.parametrize("name", ["muon", "soap"])
+@pytest.mark.parametrize(
+    "memory", [{}, {"zero": 1, **SMALL}, {"zero": 3, **SMALL}, OFFLOADED, ON_HOST]
+)
+def test_what_is_kept_of_whole_matrices_is_foreseen(name: str, memory: dict[str, Any]) -> None:
+    case = Case(
+        square,
+        optimizer_factory(Optimizer(name=name), square()),
+        data=2,
+        hooked=False,
+        sections={"memory": memory, "optimizer": {"name": name}},
+    )
+    told, held = case.predicted(), case.held()
+    for rank, found in enumerate(held):
+        expected = told.of_rank(rank)
+        tier = Tier.HOST if memory is ON_HOST else Tier.DEVICE
+        factors = found.of_purpose(Purpose.FACTORS, tier)
+        assert (factors > 0) == (name == "soap")
+        assert expected.of_purpose(Purpose.FACTORS, tier) == pytest.approx(factors, rel=0.06)
+        for tier in Tier:
+            foreseen = expected.of_purpose(Purpose.MOMENTS, tier)
+            assert found.of_purpose(Purpose.MOMENTS, tier) == pytest.approx(foreseen, rel=0.01)
 
 
 def wide() -> axrt.PipelineModule:
