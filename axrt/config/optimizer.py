@@ -10,6 +10,7 @@ _READ_BY = {
     "matrices": ("muon", "soap"),
     "rest_lr": ("muon", "soap"),
     "adjust_lr": ("muon",),
+    "matrix_type": ("muon",),
     "refresh": ("soap",),
     "lag": ("soap",),
 }
@@ -38,6 +39,12 @@ class Optimizer(Section):
         "how muon's rate follows the shape of a matrix: 'original' = by the root of rows over "
         "columns, at least 1; 'match_rms_adamw' = so that steps are as large as AdamW's",
         choices=("original", "match_rms_adamw"),
+    )
+    matrix_type: str = key(
+        "float32",
+        "type of muon's products; 'bfloat16' has the bits of torch.optim.Muon, and is fast where a "
+        "processor multiplies in it, as GPUs do",
+        choices=("float32", "bfloat16"),
     )
     refresh: int = key(10, "steps from one refresh of soap's bases to the next", least=1)
     lag: int = key(

@@ -1,57 +1,72 @@
 """Muon for matrices and AdamW for all else, as one optimizer.
 
-Muon is torch's own (Jordan et al. 2024): the step of a matrix is its momentum, made orthogonal.
+Muon (Jordan et al. 2024): the step of a matrix is its momentum, made orthogonal.
 """
 
-# Torch's Muon is given views of the rows of a fused parameter. It is made anew for each step, since
-# what it steps may be a piece of a shard from then on, in other memory; its state is kept here, by
-# parameter.
+# In bfloat16 it has the bits of `torch.optim.Muon`, whose iterations multiply in that type alone. A
+# processor without such instructions takes forty times as long for that as in float32, so torch's
+# own class is not what runs.
 
-import inspect
-from collections.abc import Iterable
+import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .eager_optimizers import Eager
-from .matrix_optimizer import Blocks, MatrixOptimizer, matrices_in, with_gradient
+from .matrix_optimizer import MatrixOptimizer, matrices_in, with_gradient
 
+# Five iterations of a quintic that is steepest at zero (Jordan et al. 2024), as torch has them.
 _ITERATIONS = 5
-_OPTIONS = ("lr", "weight_decay", "momentum", "adjust_lr_fn")
-
-
-class _Muon(Eager, torch.optim.Muon):
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Muon.step))
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_LEAST_NORM = 1e-7
 
 
 class MuonAndAdamW(MatrixOptimizer):
-    """Its groups of matrices have options of `torch.optim.Muon`."""
+    """Its groups of matrices have these options: lr, weight_decay, momentum; adjust_lr, how the
+    rate follows the shape; matrix_type, the type of the iterations' products."""
 
     def step_matrices(self, group: dict[str, Any]) -> None:
-        stepped: list[Tensor] = []
-        buffers: list[Tensor] = []
+        lr, momentum, blocks = group["lr"], group["momentum"], group["blocks"]
         for parameter, gradient in with_gradient(group):
             state = self.state[parameter]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(gradient)
-            stepped += _with_gradients(parameter, gradient, group["blocks"])
-            buffers += matrices_in(state["momentum_buffer"], group["blocks"])
-        if not stepped:
-            return
-        muon = _Muon(stepped, **{key: group[key] for key in _OPTIONS})
-        for matrix, buffer in zip(stepped, buffers, strict=True):
-            muon.state[matrix]["momentum_buffer"] = buffer
-        muon.step()
+            fused = parameter.detach(), gradient, state["momentum_buffer"]
+            for matrix, of_it, average in zip(
+                *[matrices_in(one, blocks) for one in fused], strict=True
+            ):
+                average.lerp_(of_it, 1 - momentum)
+                ahead = of_it.lerp(average, momentum)  # Nesterov's
+                change = orthogonal(ahead, getattr(torch, group["matrix_type"]))
+                matrix.mul_(1 - lr * group["weight_decay"])
+                matrix.add_(change, alpha=-lr * _factor(group["adjust_lr"], *matrix.shape))
 
 
-def _with_gradients(parameter: nn.Parameter, gradient: Tensor, blocks: Blocks) -> Iterable[Tensor]:
-    views = matrices_in(parameter.detach(), blocks)  # which count up the parameter's version
-    if len(views) == 1:
-        return [parameter]
-    for view, of_view in zip(views, matrices_in(gradient, blocks), strict=True):
-        view.grad = of_view
-    return views
+def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix with the same singular vectors, and singular values near 1.
+
+    Args:
+        matrix: shape (rows, columns).
+        dtype: type of the products, and of the result.
+    """
+    first, second, third = _COEFFICIENTS
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    made = matrix.to(dtype, copy=True)
+    made = made.T if is_tall else made
+    made.div_(made.norm().clamp(min=_LEAST_NORM))
+    for _ in range(_ITERATIONS):
+        square = made @ made.T
+        made = torch.addmm(
+            made, torch.addmm(square, square, square, beta=second, alpha=third), made, beta=first
+        )
+    return made.T if is_tall else made
+
+
+def _factor(adjust_lr: str, rows: int, columns: int) -> float:
+    """The factor on the rate of a matrix."""
+    if adjust_lr == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
 
 
 def operations_of_muon(rows: int, columns: int) -> float:

@@ -60,7 +60,11 @@ class _Method(NamedTuple):
 
 
 def _muon_options(config: Optimizer, place: int) -> dict[str, Any]:
-    return {"momentum": config.momentum, "adjust_lr_fn": config.adjust_lr}
+    return {
+        "momentum": config.momentum,
+        "adjust_lr": config.adjust_lr,
+        "matrix_type": config.matrix_type,
+    }
 
 
 def _soap_options(config: Optimizer, place: int) -> dict[str, Any]:

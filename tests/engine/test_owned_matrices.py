@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import axrt
 from axrt.config import Optimizer
 from axrt.errors import ConfigError
-from axrt.store.muon import MuonAndAdamW
+from axrt.store.muon import MuonAndAdamW, orthogonal
 from axrt.store.presets import optimizer_factory
 from axrt.transport.local import LocalWorld
 
@@ -26,7 +26,7 @@ from .reference import (
 
 WIDTH, MICROBATCHES, STEPS = 16, 4, 3
 OF_ALL = {"lr": 0.02, "rest_lr": 0.003, "weight_decay": 0.1}
-MUON = {"name": "muon", "momentum": 0.95, **OF_ALL}
+MUON = {"name": "muon", "momentum": 0.95, "matrix_type": "bfloat16", **OF_ALL}
 # Refreshes are due behind the steps 2, 3, 4 and so on, each of a third or half of the matrices.
 SOAP = {"name": "soap", "refresh": 2, "lag": 1, **OF_ALL}
 SLOW_SOAP = {"name": "soap", "refresh": 3, "lag": 2, **OF_ALL}
@@ -147,13 +147,28 @@ def test_refreshes_in_idle_time_have_the_bits_of_a_plain_loop(
         assert torch.equal(found.parameters[name], value), name
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_replicas_train_as_torchs_own(zero: int) -> None:
-    expected = plain_torch(model, batches(2), STEPS, torchs, clip=0.5)
-    found = trained(2, 2, memory={"zero": zero, "bucket_mb": 0.004})
-    assert found.losses == pytest.approx(expected.losses, rel=1e-6)
+@pytest.fixture
+def muon_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own Muon multiplies in float32: a bfloat16 that is rounded otherwise, after sums in
+    another order, would be scaled up by its iterations."""
+    monkeypatch.setattr(Tensor, "bfloat16", lambda self: self.clone())
+
+
+def torchs_in_float32(named: Any) -> Both:
+    """By a name of its own, since runs beside which others are held are kept."""
+    return torchs(named)
+
+
+@pytest.mark.usefixtures("muon_in_float32")
+@pytest.mark.parametrize(("zero", "data"), [(0, 1), (0, 2), (1, 2), (2, 2), (3, 2)])
+def test_replicas_train_as_torchs_own(zero: int, data: int) -> None:
+    expected = plain_torch(model, batches(data), STEPS, torchs_in_float32, clip=0.5)
+    keys = {**MUON, "matrix_type": "float32", "clip": 0.5}
+    found = trained(3 - data, data, memory={"zero": zero, "bucket_mb": 0.004}, optimizer=keys)
+    assert found.losses == pytest.approx(expected.losses, rel=0 if data == 1 else 1e-6)
     for name, value in expected.parameters.items():
-        torch.testing.assert_close(found.parameters[name], value, rtol=1e-4, atol=1e-5)
+        atol = 0.0 if data == 1 else 1e-6
+        torch.testing.assert_close(found.parameters[name], value, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -174,20 +189,17 @@ def test_each_matrix_has_one_owner_among_replicas(
         assert torch.equal(found.parameters[name], value), name
 
 
-def test_matrices_that_are_fused_are_stepped_one_by_one() -> None:
+@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
+def test_matrices_that_are_fused_are_stepped_one_by_one(adjust_lr: str) -> None:
     torch.manual_seed(1)
     fused, bias = nn.Parameter(torch.randn(7, 4)), nn.Parameter(torch.randn(4))
     rows = [4, 2, 1]
     apart = [nn.Parameter(part.detach().clone()) for part in torch.split(fused, rows)]
-    options: dict[str, Any] = {
-        "lr": 0.1,
-        "weight_decay": 0.2,
-        "momentum": 0.9,
-        "adjust_lr_fn": "original",
-    }
-    group = {"params": [fused], "blocks": tuple(rows), **options}
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9}
+    own = {"adjust_lr": adjust_lr, "matrix_type": "bfloat16"}
+    group = {"params": [fused], "blocks": tuple(rows), **options, **own}
     found = MuonAndAdamW([group], [{"params": [bias], "lr": 0.1}])
-    expected = torch.optim.Muon(apart, **options)
+    expected = torch.optim.Muon(apart, **options, adjust_lr_fn=adjust_lr)
     for _ in range(3):
         fused.grad, bias.grad = torch.randn(7, 4), torch.randn(4)
         for one, gradient in zip(apart, torch.split(fused.grad, rows), strict=True):
@@ -204,21 +216,29 @@ def test_matrices_that_are_fused_are_stepped_one_by_one() -> None:
     ("kind", "factor"),
     [("rank one", 0.696436409470), ("2 x 2", 1.108111115683), ("4 x 4", 0.765438530454)],
 )
-def test_a_step_is_what_five_iterations_make_of_a_matrix(kind: str, factor: float) -> None:
-    """Of one of rank one, and of orthogonal ones; torch multiplies in bfloat16, whose rounding five
-    iterations scale up across the matrix, so it is looked at along it."""
+def test_five_iterations_make_of_a_matrix_what_they_should(kind: str, factor: float) -> None:
+    """Of one of rank one, and of orthogonal ones."""
     torch.manual_seed(2)
     if kind == "rank one":
-        one, other = (nn.functional.normalize(torch.randn(6), dim=0) for _ in range(2))
-        gradient = torch.outer(one, other)
+        sides = [nn.functional.normalize(torch.randn(6).double(), dim=0) for _ in range(2)]
+        matrix = torch.outer(*sides)
     else:
-        gradient = torch.linalg.qr(torch.randn(int(kind[0]), int(kind[0])))[0]
-    weight = nn.Parameter(torch.zeros_like(gradient))
-    weight.grad = gradient.clone()
-    options = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "adjust_lr_fn": "original"}
-    MuonAndAdamW([{"params": [weight], "blocks": (len(weight),), **options}]).step()
-    along = (weight.detach() * gradient).sum() / (gradient * gradient).sum()
-    assert float(along) == pytest.approx(-factor, rel=5e-2)
+        matrix = torch.linalg.qr(torch.randn(int(kind[0]), int(kind[0])).double())[0]
+    for given in (matrix, 7.0 * matrix):
+        torch.testing.assert_close(
+            orthogonal(given, torch.float64), factor * matrix, rtol=0, atol=1e-11
+        )
+    in_float32 = orthogonal(matrix.float(), torch.float32)
+    torch.testing.assert_close(in_float32, factor * matrix.float(), rtol=0, atol=1e-4)
+
+
+def test_halves_that_are_made_orthogonal_apart_are_another_matrix() -> None:
+    """What ZeRO by elements would do of it; `test_each_matrix_has_one_owner` would see that."""
+    torch.manual_seed(3)
+    matrix = torch.randn(64, 32)
+    whole = orthogonal(matrix, torch.float32)
+    halves = torch.cat([orthogonal(half, torch.float32) for half in torch.split(matrix, 32)])
+    assert float((halves - whole).norm() / whole.norm()) > 0.4
 
 
 def built_in(**sections: Any) -> axrt.PipelineModule:
