@@ -29,7 +29,7 @@ from axrt.scheduler.task import Kind, Task
 from axrt.transport.mpi import MpiTransport
 
 WORLD = MPI.COMM_WORLD
-PEER = "DDP, Muon on every rank"
+PEER = "DDP, torch's Muon on every rank, patched to float32"
 NEVER = 1_000_000  # steps
 
 
@@ -94,9 +94,15 @@ class Ours:
 
 
 class Ddp:
-    """DDP over gloo, with torch's Muon for matrices and its AdamW for the rest on every rank."""
+    """DDP over gloo, with torch's Muon for matrices and its AdamW for the rest on every rank.
 
-    def __init__(self, layers: int, width: int, context: int) -> None:
+    Args:
+        in_float32: products are in float32, though torch's Muon has them in bfloat16 alone: what it
+            calls to get that type is another function meanwhile.
+    """
+
+    def __init__(self, layers: int, width: int, context: int, in_float32: bool) -> None:
+        self._in_float32 = in_float32
         model = axrt.PipelineModule(layers_of(layers, width), loss_of).sequential(0)
         own = MICROBATCHES // 2
         self._given = batches(context)[WORLD.rank * own : (WORLD.rank + 1) * own]
@@ -121,24 +127,30 @@ class Ddp:
             loss = loss_of(self._model(inputs), targets) / len(self._given)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
+        narrow: Any = torch.Tensor.bfloat16
+        if self._in_float32:
+            torch.Tensor.bfloat16 = torch.Tensor.clone  # type: ignore[method-assign, assignment]
         began = time.perf_counter()
         for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad()
         self._optimizer_s = time.perf_counter() - began
+        torch.Tensor.bfloat16 = narrow  # type: ignore[method-assign]
         return float(WORLD.allreduce(total)) / 2
 
 
 Way = Ours | Ddp
 
 
-def replicas(size: tuple[int, int, int]) -> Iterator[tuple[str, Way]]:
+def replicas(size: tuple[int, int, int], bfloat16: bool) -> Iterator[tuple[str, Way]]:
     for name in ("adamw", "muon", "soap"):
         of_matrices = {} if name == "adamw" else {"rest_lr": OF_BOTH["lr"]}
         for zero, told in ((0, "each replica steps all"), (1, "one owner each")):
             keys: dict[str, Any] = {"parallel": {"data": 2}, "memory": {"zero": zero}}
             yield f"{name}, {told}", Ours(*size, {"name": name, **of_matrices}, **keys)
-    yield PEER, Ddp(*size)
+    yield PEER, Ddp(*size, in_float32=True)
+    if bfloat16:
+        yield "DDP, torch's Muon on every rank", Ddp(*size, in_float32=False)
 
 
 def stages(size: tuple[int, int, int]) -> Iterator[tuple[str, Way]]:
@@ -164,7 +176,7 @@ def rounds_of(made: dict[str, Way], rounds: int, seed: int) -> dict[str, list[To
 
 
 def show_replicas(taken: dict[str, list[Took]], context: int) -> None:
-    print("| two replicas | ms a step | tokens/s | optimizer, ms | of DDP's with Muon |")
+    print("| two replicas | ms a step | tokens/s | optimizer, ms | of DDP's in float32 |")
     print("|---|---|---|---|---|")
     for name, found in taken.items():
         step = statistics.median(one.step for one in found)
@@ -195,14 +207,15 @@ def _ratios(found: Sequence[Took], other: Sequence[Took], figure: Callable[[Took
 @click.option("--layers", default=8, show_default=True)
 @click.option("--width", default=256, show_default=True)
 @click.option("--context", default=128, show_default=True, help="tokens of a microbatch")
-def main(rounds: int, layers: int, width: int, context: int) -> None:
+@click.option("--bfloat16", is_flag=True, help="torch's Muon as it is, too")
+def main(rounds: int, layers: int, width: int, context: int, bfloat16: bool) -> None:
     """Time steps of each way."""
     torch.set_num_threads(1)
     name = tempfile.mkdtemp() if WORLD.rank == 0 else ""
     store = Path(WORLD.bcast(name)) / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=WORLD.rank, world_size=2)
     size = layers, width, context
-    of_replicas = rounds_of(dict(replicas(size)), rounds, 0)
+    of_replicas = rounds_of(dict(replicas(size, bfloat16)), rounds, 0)
     of_stages = rounds_of(dict(stages(size)), rounds, 1)
     if WORLD.rank == 0:
         show_replicas(of_replicas, context)
