@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from axrt.errors import ConfigError
 from axrt.store.bucket_settings import LrSchedule, OptimizerFactory
 
+from .muon import checked as muon_options
 from .pipe import PipelineModule
 
 Options = Mapping[str, Any]
@@ -42,13 +43,21 @@ def optimizer_class(section: Mapping[str, Any]) -> tuple[Make, dict[str, Any]]:
         if not by_torch:  # DeepSpeed's own has no decay by default, and torch's AdamW has
             options.setdefault("weight_decay", 0.0)
         return torch.optim.AdamW if decouples else torch.optim.Adam, options
+    if kind.lower() == "muon":
+        return alone_by_adam, muon_options(options)
     found = getattr(torch.optim, kind, None)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         raise ConfigError(
-            f"optimizer.type = {kind!r} has no counterpart; expected Adam, AdamW or the name of a "
-            "class of torch.optim"
+            f"optimizer.type = {kind!r} has no counterpart; expected Adam, AdamW, Muon or the name "
+            "of a class of torch.optim"
         )
     return found, options
+
+
+def alone_by_adam(given: Any, **options: Any) -> torch.optim.Optimizer:
+    """What Muon does of parameters that are no matrices; stands for Muon where it is only asked for
+    its rate. The model says which are matrices, see `MuonFactory`."""
+    return torch.optim.AdamW(given, lr=options["lr"])
 
 
 def factory_of(make: Make, options: Options, groups: Mapping[str, Options]) -> OptimizerFactory:

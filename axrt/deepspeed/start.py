@@ -21,9 +21,11 @@ from axrt.world.world import World
 from .engine import PipelineEngine
 from .learning_rate import LearningRates, learning_rate
 from .monitors import Monitors
+from .muon import MuonFactory
 from .optimizers import (
     Make,
     Options,
+    alone_by_adam,
     factory_of,
     given_optimizer,
     groups_of,
@@ -132,7 +134,10 @@ def _translated(
     assert stepping is not None
     assert groups is not None
     assert whole is not None
-    return settings, stepping, stepping.factory(groups), whole
+    factory: OptimizerFactory = stepping.factory(groups)
+    if stepping.make is alone_by_adam:
+        factory = _muon(settings, stepping.options, groups, model)
+    return settings, stepping, factory, whole
 
 
 def _monitors(settings: Settings, engine: Engine, world: World) -> Monitors | None:
@@ -146,6 +151,23 @@ def _monitors(settings: Settings, engine: Engine, world: World) -> Monitors | No
     if settings.monitors and (told := engine.broadcast(fault)):
         world.fail(ConfigError(told))
     return made
+
+
+def _muon(
+    settings: Settings, options: Options, groups: Mapping[str, Options], model: PipelineModule
+) -> MuonFactory:
+    if any(groups.values()):
+        raise ConfigError(
+            "optimizer.type = 'Muon' with parameters in groups that have options; expected "
+            "model_parameters without options: use_muon of each says which Muon steps"
+        )
+    of_two = sorted({"muon_lr", "adam_lr"} & set(options))
+    if of_two and settings.scheduler is not None:
+        raise ConfigError(
+            f"optimizer.params.{of_two[0]} of Muon with scheduler, which gives all parameters one "
+            "rate; expected optimizer.params.lr alone, or lr_scheduler= of initialize"
+        )
+    return MuonFactory(options, model)
 
 
 def _told(settings: Settings, engine: Engine) -> Iterator[str]:

@@ -38,8 +38,10 @@ class Matrices:
         Raises:
             ConfigError: a pattern names it, and it has not two dimensions.
         """
-        if not self._has(name, parameter):
-            return ()
+        return self.fused_of(name, parameter) if self._has(name, parameter) else ()
+
+    def fused_of(self, name: str, parameter: nn.Parameter) -> tuple[int, ...]:
+        """The rows of each matrix that a matrix is fused of, whether it is one of these or not."""
         rows, path = len(parameter), name.rpartition(".")[0]
         for _, way in cuts_in(self._plan, path):
             blocks = blocks_of(way, rows) if way.partition(":")[0] == COLUMN else (rows,)
