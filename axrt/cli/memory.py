@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,6 +72,7 @@ def _as_json(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
         "fullest": found.fullest,
         "refused": refused,
         "unknown": list(found.unknown),
+        "operations_of_owners": [list(load) for load in found.loads],
         "advice": [
             {
                 "set": one.text,
@@ -97,6 +99,7 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
         "",
         f"fullest: rank {found.fullest} with {found.unit.text(fullest.total())} on its device",
         *found.unknown,
+        *_owners(found),
     ]
     of = found.config.memory
     limits = {"memory.device_gb": of.device_gb, "memory.scratch_gb": of.scratch_gb}
@@ -104,6 +107,20 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
     lines += [refused] if refused else fit
     lines += [str(one) for one in helpful] or ["no key that was tried would save 1 % of that"]
     return "\n".join(lines)
+
+
+def _owners(found: "Prediction") -> Iterator[str]:
+    """Who steps the matrices of the stage where owners differ most."""
+    shares = [max(load) / sum(load) * len(load) for load in found.loads]
+    if not shares:
+        return
+    stage = max(range(len(shares)), key=shares.__getitem__)
+    load = found.loads[stage]
+    yield (
+        f"each matrix has one of {len(load)} owners; of stage {stage} replica "
+        f"{load.index(max(load))} has most to do, {shares[stage]:.2f} of the mean, "
+        f"{max(load) / 1e9:.3g} billion operations a step"
+    )
 
 
 def _table(found: "Prediction") -> list[str]:

@@ -21,7 +21,7 @@ from axrt.store.bucket_settings import OptimizerFactory
 from axrt.store.flat import FlatBuffer, Layout, by_key
 from axrt.store.gradient import Gradient
 from axrt.store.masters import Masters
-from axrt.store.owners import CostsWhole, Owners, by_owner, owners_of_stage
+from axrt.store.owners import CostsWhole, Owners, by_owner, load_of, owners_of_stage
 from axrt.store.probe import Moments, Probed
 from axrt.store.shards import Cut, cut_of
 
@@ -146,9 +146,12 @@ class StageParameters:
             Share(*skeletons.cuts.team, skeletons.cuts.parts, job.shards),
         )
         shards = job.pipes_a_group if job.shards else 1
-        owners = owners_of_stage(
-            factory, skeletons.layers, [(name, one) for name, one, _ in trained], shards
-        )
+        named = [(name, one) for name, one, _ in trained]
+        owners = owners_of_stage(factory, skeletons.layers, named, shards)
+        # what each owner steps, in operations; [] where each shard has as many elements
+        self.load: list[float] = []
+        if owners and isinstance(factory, CostsWhole):
+            self.load = load_of(factory, named, owners, shards)
         self._buckets = [self._bucket(spec, narrow, owners) for spec in specs]
         frozen = list(_frozen(skeletons, places, types))
         self._frozen = sum(size for size, _ in frozen), sum(size for _, size in frozen)

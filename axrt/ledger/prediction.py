@@ -39,6 +39,8 @@ class Prediction:
     # the first. Where members of teams have different shards, that of each one after the other;
     # else that of the first member, which has most
     ledgers: tuple[tuple[Ledger, ...], ...]
+    # what the owners of each stage's matrices step, in operations; () where none are owned
+    loads: tuple[tuple[float, ...], ...] = ()
 
     @cached_property
     def of_ranks(self) -> list[Ledger]:
@@ -166,6 +168,7 @@ class Predictor:
                 tuple(ledger(one, rank, member) for rank in range(job.ranks) for member in members)
                 for one in replicas
             ),
+            tuple(tuple(of.load) for of in held_by if of.load),
         )
 
     def _of_team(self, parallel: Parallel) -> tuple[Skeletons, Stashes | None]:

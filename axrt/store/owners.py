@@ -83,6 +83,17 @@ def owners_of_stage(
     return owners_of(costs, shards)
 
 
+def load_of(
+    factory: CostsWhole, named: Iterable[tuple[str, nn.Parameter]], owners: Owners, shards: int
+) -> list[float]:
+    """What each owner steps, in operations."""
+    load = [0.0] * shards
+    for name, parameter in named:
+        if name in owners:
+            load[owners[name]] += factory.cost(name, parameter)
+    return load
+
+
 def by_owner(spec: BucketSpec, cut: Cut | None, owners: Owners) -> tuple[BucketSpec, Cut | None]:
     """A bucket with its parameters in the order of owners, and its shards."""
     if cut is None or not owners or any(name not in owners for name, _ in spec.named):

@@ -12,7 +12,7 @@ from axrt.models.registry import model_of
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.store.assign import BucketSpec
 from axrt.store.flat import Layout
-from axrt.store.owners import by_owner, owners_of, owners_of_stage
+from axrt.store.owners import CostsWhole, by_owner, load_of, owners_of, owners_of_stage
 from axrt.store.presets import optimizer_factory
 from axrt.store.shards import Cut
 
@@ -40,10 +40,8 @@ def test_owners_of_the_built_in_model_have_as_much_to_do(owners: int) -> None:
     factory = optimizer_factory(config.optimizer, model)
     named = [one for place, layer in enumerate(model.layers) for one in trained_in(layer, place)]
     found = owners_of_stage(factory, model.layers, named, owners)
-    load = [0.0] * owners
-    for name, parameter in named:
-        if name in found:
-            load[found[name]] += factory.cost(name, parameter)  # type: ignore[attr-defined]
+    assert isinstance(factory, CostsWhole)
+    load = load_of(factory, named, found, owners)
     assert max(load) <= 1.05 * sum(load) / owners
 
 
