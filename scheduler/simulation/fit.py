@@ -19,6 +19,7 @@ from .variation import durations, variation
 
 _BACK = (Kind.BACKWARD, Kind.INPUT)
 ON_HOST = (Kind.SCALE, Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)
+_OTHERS = (Kind.ACROSS, Kind.JOIN, Kind.REFRESH, *ON_HOST)
 
 
 def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
@@ -62,7 +63,7 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
         copies_in=1 / fetch if fetch else inf,
         copies_out=1 / store if store else inf,
         others={
-            **{kind: of_buckets(kind) for kind in (Kind.ACROSS, Kind.JOIN, *ON_HOST)},
+            **{kind: of_buckets(kind) for kind in _OTHERS},
             Kind.BRING: _of_a_stage(line, Kind.BRING),
         },
         task=between,
