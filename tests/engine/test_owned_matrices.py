@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import axrt
 from axrt.config import Optimizer
 from axrt.errors import ConfigError
+from axrt.observe.observer import Observer
+from axrt.scheduler.message import Meaning
 from axrt.store.muon import MuonAndAdamW, orthogonal
 from axrt.store.presets import optimizer_factory
 from axrt.transport.local import LocalWorld
@@ -145,6 +147,42 @@ def test_refreshes_in_idle_time_have_the_bits_of_a_plain_loop(
     assert (found.losses, found.norms) == (expected.losses, expected.norms)
     for name, value in expected.parameters.items():
         assert torch.equal(found.parameters[name], value), name
+
+
+class Sent(Observer):
+    """Counts elements that a rank sends of gradients and of weights."""
+
+    def __init__(self) -> None:
+        self.elements = 0
+
+    def sent(self, rank: int, message: Any, payload: Any) -> None:
+        if getattr(message, "meaning", None) in (Meaning.PART, Meaning.SUM, Meaning.WEIGHTS):
+            self.elements += numbers_in(payload)
+
+
+def numbers_in(payload: Any) -> int:
+    if isinstance(payload, Tensor):
+        return payload.numel() if payload.is_floating_point() else 0
+    return sum(map(numbers_in, payload)) if isinstance(payload, tuple | list) else 0
+
+
+@pytest.mark.parametrize("keys", [MUON, SOAP])
+def test_owners_send_what_an_all_reduce_sends(keys: dict[str, Any]) -> None:
+    """Summed over the ranks: who owns more of the bytes sends more weights and fewer parts."""
+    sent = []
+    for zero in (0, 1):
+        config = configured(
+            MICROBATCHES, parallel={"data": 4}, optimizer=keys, memory={"zero": zero}
+        )
+
+        def main(transport: Any, config: Any = config) -> int:
+            by_key: Any = None
+            counts = Sent()
+            train_on_a_rank(transport, model(), batches(4), 5, config, by_key, observers=[counts])
+            return counts.elements
+
+        sent.append(sum(LocalWorld(4, 1).run(main)))
+    assert sent[0] == sent[1] > 0
 
 
 @pytest.fixture

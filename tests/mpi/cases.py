@@ -53,6 +53,8 @@ from tests.engine.reference import (
 )
 from tests.engine.test_forward_pieces import planted as in_pieces
 from tests.engine.test_loss_module import model as scored
+from tests.engine.test_owned_matrices import batches as for_matrices
+from tests.engine.test_owned_matrices import model as with_matrices
 from tests.engine.test_pausing import model_of as as_they_are
 from tests.engine.test_tensor import few_sentences, sentences
 from tests.engine.test_tensor import language as of_teams
@@ -771,6 +773,22 @@ def case_weights_of_a_team_come_and_go(comm: "MPI.Comm") -> None:
         train_on_a_rank(MpiTransport(comm), of_teams(), sentences, STEPS, config)
     )
     assert there == here
+
+
+def case_matrices_of_owners_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
+    """Owners of SOAP's matrices send new weights, and refresh bases when there is time."""
+    if comm.size % 2:
+        return
+    of_soap = {"name": "soap", "lr": 0.01, "refresh": 2, "clip": 0.5}
+    layout = {"data": 2, "pipe": comm.size // 2}
+    config = configured(4, parallel=layout, memory={"zero": 1}, optimizer=of_soap)
+
+    def trained(transport: Transport) -> Outcome:
+        by_key: Any = None
+        return train_on_a_rank(transport, with_matrices(), for_matrices(2), 5, config, by_key)
+
+    here = of_one_rank(comm, lambda: LocalWorld(comm.size).run(trained))
+    assert comm.allgather(trained(MpiTransport(comm))) == here
 
 
 def case_layers_as_they_are_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
