@@ -234,7 +234,7 @@ def fault_in_files(directory: Path, manifest: Manifest) -> str:
 def _check_optimizer(
     directory: Path, bucket: Bucket, states: Mapping[str, ParameterState], frozen: set[str]
 ) -> None:
-    mine = type(bucket.optimizer).__name__
+    kinds = bucket.state.kinds  # of a shard, what is stepped here; whoever steps the rest looks
     for name, _ in bucket.named:
         if name not in states:
             if name in frozen:
@@ -242,10 +242,11 @@ def _check_optimizer(
             raise DamagedError(
                 f"{directory} has no optimizer state of {name}; expected that of every parameter"
             )
-        if states[name].optimizer != mine:
+        was = states[name].optimizer
+        if was != kinds.get(name, was):
             raise ConfigError(
-                f"{directory}: the optimizer of {name} was {states[name].optimizer}, and is {mine} "
-                "here; expected the same (optimizer.name)"
+                f"{directory}: the optimizer of {name} was {was}, and is {kinds[name]} here; "
+                "expected the same (optimizer.name, optimizer.matrices)"
             )
 
 

@@ -138,7 +138,7 @@ class CheckedPieces:
                         raise ConfigError(
                             f"{self._directory}: the optimizer of {piece.name} was "
                             f"{told['optimizer']}, and is {piece.optimizer} here; expected the "
-                            "same (optimizer.name)"
+                            "same (optimizer.name, optimizer.matrices)"
                         )
                     masters = {f"{piece.name}/{key}": one for key, one in piece.tensors}
                     self._fit(masters, {name: file.like.get(name) for name in masters})

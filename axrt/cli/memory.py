@@ -111,15 +111,17 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
 
 def _owners(found: "Prediction") -> Iterator[str]:
     """Who steps the matrices of the stage where owners differ most."""
-    shares = [max(load) / sum(load) * len(load) for load in found.loads]
+    shares = {
+        max(load) / sum(load) * len(load): stage for stage, load in enumerate(found.loads) if load
+    }
     if not shares:
         return
-    stage = max(range(len(shares)), key=shares.__getitem__)
-    load = found.loads[stage]
+    most = max(shares)
+    load = found.loads[shares[most]]
     yield (
-        f"each matrix has one of {len(load)} owners; of stage {stage} replica "
-        f"{load.index(max(load))} has most to do, {shares[stage]:.2f} of the mean, "
-        f"{max(load) / 1e9:.3g} billion operations a step"
+        f"each matrix has one of {len(load)} owners; of stage {shares[most]} owner "
+        f"{load.index(max(load))} has most to do, {most:.2f} of the mean, {max(load) / 1e9:.3g} "
+        "billion operations a step"
     )
 
 

@@ -91,6 +91,11 @@ class Optimizer(Section):
                     f"not read it; expected {default[name]!r}, or optimizer.name = "
                     f"{' or '.join(map(repr, readers))}"
                 )
+        if self.name == "soap" and 1 in self.betas:
+            yield (
+                f"optimizer.betas = {list(self.betas)} with optimizer.name = 'soap'; expected less "
+                "than 1"
+            )
         if self.name == "soap" and self.lag > max(1, self.refresh - 1):
             yield (
                 f"optimizer.lag = {self.lag} with optimizer.refresh = {self.refresh}: a refresh "

@@ -14,7 +14,7 @@ from axrt.store.muon import MuonAndAdamW, operations_of_muon
 from .pipe import PipelineModule
 
 _DEFAULTS = {"momentum": 0.95, "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-10}
-_RATES = {"lr": 1e-3, "muon_lr": None, "adam_lr": None}
+_RATES = {"muon_lr": 0.02, "adam_lr": 3e-4}  # where neither these keys nor lr say it
 _MARK = "use_muon"
 
 
@@ -32,6 +32,8 @@ class MuonFactory:
     def __init__(self, options: Mapping[str, Any], model: PipelineModule) -> None:
         self._options = {**_DEFAULTS, **checked(options)}
         self._matrices = Matrices(model)
+        if not any(hasattr(one, _MARK) for _, one in model.named_parameters()):
+            self._matrices.check(model)
 
     def __call__(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         of = self._options
@@ -40,14 +42,14 @@ class MuonFactory:
             groups.setdefault(self._blocks_of(name, parameter), []).append(parameter)
         rest = groups.pop((), [])
         own = {
-            "lr": of.get("muon_lr") or of["lr"],
+            "lr": of["muon_lr"],
             "momentum": of["momentum"],
             "weight_decay": of["weight_decay"],
             "adjust_lr": "original",
             "matrix_type": "bfloat16",
         }
         others = {
-            "lr": of.get("adam_lr") or of["lr"],
+            "lr": of["adam_lr"],
             "betas": tuple(of["betas"]),
             "eps": of["eps"],
             "weight_decay": of["weight_decay"],
@@ -81,15 +83,16 @@ class MuonFactory:
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with a rate.
+    """The options with a rate for each of the two; `lr` is that of Muon.
 
     Raises:
         ConfigError: one has no counterpart.
     """
-    known = {**_RATES, **_DEFAULTS}
+    known = ("lr", *_RATES, *_DEFAULTS)
     if unknown := sorted(set(options) - set(known)):
         raise ConfigError(
             f"optimizer.params.{unknown[0]} of Muon has no counterpart; expected one of "
             f"{', '.join(known)}"
         )
-    return {"lr": _RATES["lr"], **options}
+    rates = {key: options.get(key, options.get("lr", usual)) for key, usual in _RATES.items()}
+    return {**options, **rates, "lr": rates["muon_lr"]}

@@ -136,7 +136,8 @@ def _translated(
     assert whole is not None
     factory: OptimizerFactory = stepping.factory(groups)
     if stepping.make is alone_by_adam:
-        factory = _muon(settings, stepping.options, groups, model)
+        is_scheduled = scheduler is not None or settings.scheduler is not None
+        factory = _muon(settings, stepping.options, groups, model, is_scheduled)
     return settings, stepping, factory, whole
 
 
@@ -154,19 +155,25 @@ def _monitors(settings: Settings, engine: Engine, world: World) -> Monitors | No
 
 
 def _muon(
-    settings: Settings, options: Options, groups: Mapping[str, Options], model: PipelineModule
+    settings: Settings,
+    options: Options,
+    groups: Mapping[str, Options],
+    model: PipelineModule,
+    is_scheduled: bool,
 ) -> MuonFactory:
     if any(groups.values()):
         raise ConfigError(
             "optimizer.type = 'Muon' with parameters in groups that have options; expected "
             "model_parameters without options: use_muon of each says which Muon steps"
         )
-    of_two = sorted({"muon_lr", "adam_lr"} & set(options))
-    if of_two and settings.scheduler is not None:
+    rates = options["muon_lr"], options["adam_lr"]
+    if is_scheduled and rates[0] != rates[1]:
         raise ConfigError(
-            f"optimizer.params.{of_two[0]} of Muon with scheduler, which gives all parameters one "
-            "rate; expected optimizer.params.lr alone, or lr_scheduler= of initialize"
+            f"optimizer.params of Muon with rates of {rates[0]:g} and {rates[1]:g}, and a schedule "
+            "of one rate; expected optimizer.params.lr alone, or no schedule"
         )
+    if settings.scheduler is not None:  # which has put its highest rate there
+        options = {**options, "muon_lr": options["lr"], "adam_lr": options["lr"]}
     return MuonFactory(options, model)
 
 

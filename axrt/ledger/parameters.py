@@ -190,6 +190,7 @@ class StageParameters:
             groups,
             len(spec.copies),
             len({copy.stage for copy in spec.copies}) > 1,
+            self._kept_of_each(list(zip(spec.called, stepped, strict=True))),
             self._of_virtual(spec),
         )
         return _Bucket(spec, narrow, cut, near, groups, self._sizes.of_kind(kind))
@@ -246,10 +247,15 @@ class StageParameters:
         )
 
     def _factors(self, spec: BucketSpec, masters: Masters) -> int:
-        if not isinstance(self._factory, CostsWhole):
-            return 0
         stepped = [(spec.called[of.place], masters.whole[of.place]) for of in masters.pieces]
-        return sum(self._factory.num_bytes(name, parameter) for name, parameter in stepped)
+        return sum(self._kept_of_each(stepped))
+
+    def _kept_of_each(self, named: Sequence[tuple[str, Tensor]]) -> tuple[int, ...]:
+        """What the optimizer keeps of each parameter as a matrix."""
+        factory = self._factory
+        if not isinstance(factory, CostsWhole):
+            return ()
+        return tuple([factory.num_bytes(name, parameter) for name, parameter in named])
 
     def _of_virtual(self, spec: BucketSpec) -> tuple[int, int]:
         """Bytes of the weights that virtual members copy, and of the gradients, in float32 or

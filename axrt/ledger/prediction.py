@@ -39,7 +39,7 @@ class Prediction:
     # the first. Where members of teams have different shards, that of each one after the other;
     # else that of the first member, which has most
     ledgers: tuple[tuple[Ledger, ...], ...]
-    # what the owners of each stage's matrices step, in operations; () where none are owned
+    # what the owners of each stage's matrices step, in operations; () for a stage without any
     loads: tuple[tuple[float, ...], ...] = ()
 
     @cached_property
@@ -168,7 +168,7 @@ class Predictor:
                 tuple(ledger(one, rank, member) for rank in range(job.ranks) for member in members)
                 for one in replicas
             ),
-            tuple(tuple(of.load) for of in held_by if of.load),
+            tuple(tuple(of.load) for of in held_by),
         )
 
     def _of_team(self, parallel: Parallel) -> tuple[Skeletons, Stashes | None]:

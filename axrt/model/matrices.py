@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 
 from axrt.errors import ConfigError
 
@@ -30,7 +30,7 @@ class Matrices:
         names = [name for name, parameter in _trained(model) if self.blocks_of(name, parameter)]
         self._places = {name: place for place, name in enumerate(names)}
 
-    def blocks_of(self, name: str, parameter: nn.Parameter) -> tuple[int, ...]:
+    def blocks_of(self, name: str, parameter: Tensor) -> tuple[int, ...]:
         """The rows of each matrix that a parameter is fused of; () where it is none.
 
         Args:
@@ -40,7 +40,7 @@ class Matrices:
         """
         return self.fused_of(name, parameter) if self._has(name, parameter) else ()
 
-    def fused_of(self, name: str, parameter: nn.Parameter) -> tuple[int, ...]:
+    def fused_of(self, name: str, parameter: Tensor) -> tuple[int, ...]:
         """The rows of each matrix that a matrix is fused of, whether it is one of these or not."""
         rows, path = len(parameter), name.rpartition(".")[0]
         for _, way in cuts_in(self._plan, path):
@@ -53,7 +53,7 @@ class Matrices:
         """The index of a matrix among those of the model; 0 where it is none."""
         return self._places.get(name, 0)
 
-    def _has(self, name: str, parameter: nn.Parameter) -> bool:
+    def _has(self, name: str, parameter: Tensor) -> bool:
         if not self._patterns:
             return parameter.dim() == 2 and 0 < int(name.partition(".")[0]) < self._last
         pattern = next((one for one in self._patterns if fnmatchcase(name, one)), None)

@@ -57,7 +57,7 @@ class Bucket:
     The bucket owns their memory: weights, gradients and moments become views of its flat buffers.
 
     Args:
-        places: sort keys that order the parameters as the whole model does, one each, rising.
+        places: sort keys that order the parameters as the whole model does, one each.
         me: the copy that this rank holds, one of `spec.copies`.
         narrow: type that layers are to have each parameter in, beside a float32 master; None: the
             parameter stays as it is. () stands for None everywhere.

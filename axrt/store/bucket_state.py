@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from .flat import flat_like
 from .masters import Masters
-from .matrix_optimizer import MatrixOptimizer
+from .matrix_optimizer import MatrixOptimizer, is_factor
 from .routes import OnDevice
 from .saved_piece import SavedPiece, copied_now, cut_state
-from .state import ParameterState, restore_state, saved_state
+from .state import ParameterState, kind_of, restore_state, saved_state
 
 
 class BucketState:
@@ -47,6 +47,15 @@ class BucketState:
         each at most."""
         return {name: one for one, name in self._name_of.items()}
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """How each parameter that is stepped here is stepped, by name, see `kind_of`."""
+        return {
+            self._name_of[parameter]: kind_of(self._optimizer, group)
+            for group in getattr(self._optimizer, "param_groups", ())
+            for parameter in group["params"]
+        }
+
     def refresh(self) -> None:
         """Compute what is due for a later step, see `MatrixOptimizer.refresh`."""
         if isinstance(self._optimizer, MatrixOptimizer):
@@ -59,7 +68,7 @@ class BucketState:
         Raises:
             DataError: some of the state is neither a tensor nor a plain value.
         """
-        self.refresh()  # or what is saved would hang on when that was done
+        self.refresh()  # or what is saved would depend on when that was done
         if self._optimizer is not None:
             yield from saved_state(self._optimizer, self._initial_groups, self._name_of)
 
@@ -80,10 +89,15 @@ class BucketState:
         """
         wanted = set(layer.parameters())
         states = dict(self.saved()) if with_state else {}
-        nothing = ParameterState(type(self._optimizer).__name__)
+        nothing = {name: ParameterState(kind) for name, kind in self.kinds.items()}
         return [
             SavedPiece.of(
-                name, piece, one, self._masters.is_master(one), states.get(name, nothing), copied
+                name,
+                piece,
+                one,
+                self._masters.is_master(one),
+                states.get(name) or nothing[name],
+                copied,
             )
             for piece, (one, name) in zip(self._masters.pieces, self._name_of.items(), strict=True)
             if self._named[piece.place][1] in wanted
@@ -102,7 +116,7 @@ class BucketState:
         moments: dict[str, dict[str, Tensor]] = {}  # parameters by name, by key of a moment of each
         for parameter, name in self._name_of.items():
             for key, value in found[name].tensors.items() if name in found else ():
-                if value.shape == parameter.shape:
+                if value.shape == parameter.shape and not is_factor(key):
                     moments.setdefault(key, {})[name] = parameter
         for key, of in moments.items():
             types = [found[name].tensors[key].dtype for name in of]

@@ -62,9 +62,8 @@ def with_gradient(group: Mapping[str, Any]) -> Iterator[tuple[nn.Parameter, Tens
 
 
 def matrices_in(tensor: Tensor, blocks: Blocks) -> Sequence[Tensor]:
-    """The matrices that a parameter, or a moment of it, is fused of, as views of its rows; one
-    where it has another shape, as a tiny one on which an optimizer is tried."""
-    return torch.split(tensor, list(blocks)) if sum(blocks) == len(tensor) else (tensor,)
+    """The matrices that a parameter, or a moment of it, is fused of, as views of its rows."""
+    return torch.split(tensor, list(blocks))
 
 
 def is_factor(key: str) -> bool:

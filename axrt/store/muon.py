@@ -66,7 +66,7 @@ def _factor(adjust_lr: str, rows: int, columns: int) -> float:
     """The factor on the rate of a matrix."""
     if adjust_lr == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1, rows / columns))
+    return math.sqrt(max(1, rows / max(1, columns)))
 
 
 def operations_of_muon(rows: int, columns: int) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from axrt.model.layers import Layer, TiedLayerSpec, tied_layer
 
@@ -33,7 +33,7 @@ class CostsWhole(Protocol):
         """What a step of a parameter costs, in operations."""
         ...
 
-    def num_bytes(self, name: str, parameter: nn.Parameter) -> int:
+    def num_bytes(self, name: str, parameter: Tensor) -> int:
         """What is kept of a parameter beside moments, in bytes."""
         ...
 
@@ -72,7 +72,11 @@ def owners_of_stage(
     if shards < 2 or not isinstance(factory, CostsWhole):
         return {}
     costs: dict[str, float] = {}
+    seen: set[nn.Parameter] = set()  # of modules that several layers are
     for name, parameter in named:
+        if parameter in seen:
+            continue
+        seen.add(parameter)
         place, _, within = name.partition(".")
         layer = layers[int(place)]
         if (

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from axrt.config import Optimizer
+from axrt.errors import ConfigError
 from axrt.model.matrices import Matrices
 from axrt.model.module import PipelineModule
 
@@ -15,7 +16,7 @@ from .bucket_settings import LrSchedule, OptimizerFactory
 from .eager_optimizers import SGD, Adam, AdamW
 from .matrix_optimizer import OPERATIONS_OF_ADAMW, MatrixOptimizer
 from .muon import MuonAndAdamW, operations_of_muon
-from .soap import SoapAndAdamW, bytes_of_soap, operations_of_soap
+from .soap import SoapAndAdamW, kept_by_soap, operations_of_soap
 
 
 def optimizer_factory(config: Optimizer, model: PipelineModule | None = None) -> OptimizerFactory:
@@ -54,9 +55,7 @@ class _Method(NamedTuple):
     # options of a group beside lr and weight_decay, by the place of a matrix in the model
     options: Callable[[Optimizer, int], dict[str, Any]]
     operations: Callable[[Optimizer, int, int], float]  # of a step of one matrix, by its sides
-    num_bytes: Callable[
-        [Optimizer, int, int], int
-    ]  # kept of one matrix beside moments, by its sides
+    numbers: Callable[[Optimizer, int, int], int]  # kept of one matrix beside moments, by its sides
 
 
 def _muon_options(config: Optimizer, place: int) -> dict[str, Any]:
@@ -85,7 +84,7 @@ _METHODS = {
         SoapAndAdamW,
         _soap_options,
         lambda config, rows, columns: operations_of_soap(rows, columns, config.refresh),
-        lambda config, rows, columns: bytes_of_soap(rows, columns, config.refresh, config.lag),
+        lambda config, rows, columns: kept_by_soap(rows, columns, config.refresh, config.lag),
     ),
 }
 
@@ -106,6 +105,12 @@ class _OfMatrices:
             if not blocks:
                 rest.append(parameter)
                 continue
+            if config.name == "soap" and parameter.itemsize < 4:
+                raise ConfigError(
+                    f"optimizer.name = 'soap' and {name} is {parameter.dtype}, which has no "
+                    "eigenvectors here; expected parameters in float32, and precision.weights for "
+                    "narrow layers"
+                )
             options = self._method.options(config, matrices.place_of(name))
             own = {"blocks": blocks, "lr": config.lr, "weight_decay": config.weight_decay}
             group = groups.setdefault((blocks, *options.values()), {"params": [], **own, **options})
@@ -122,10 +127,11 @@ class _OfMatrices:
             return float(OPERATIONS_OF_ADAMW * parameter.numel())
         return sum(operations(self._config, rows, columns) for rows in blocks)
 
-    def num_bytes(self, name: str, parameter: nn.Parameter) -> int:
+    def num_bytes(self, name: str, parameter: Tensor) -> int:
         """What is kept of a parameter beside moments, in bytes."""
         blocks, columns = self._matrices.blocks_of(name, parameter), parameter.shape[-1:].numel()
-        return sum(self._method.num_bytes(self._config, rows, columns) for rows in blocks)
+        numbers = sum(self._method.numbers(self._config, rows, columns) for rows in blocks)
+        return numbers * parameter.itemsize
 
 
 def _by_dimensions(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

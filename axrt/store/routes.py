@@ -33,6 +33,7 @@ from axrt.errors import AxrtError
 from .flat import adopt, can_be_flat
 from .gradient import Gradient
 from .masters import Masters
+from .matrix_optimizer import is_factor
 from .norms import NO_PARTS, VirtualParts, norms_of, of_virtual
 from .offloaded import OffloadedState
 from .on_host import GradientOnHost
@@ -171,6 +172,8 @@ class OnDevice:
         moments: dict[str, list[Tensor]] = {}
         for parameter in self._masters.parameters:
             for key, value in state.get(parameter, {}).items():
+                if is_factor(key):
+                    continue
                 if _is_moment(value, parameter) and _start(value) not in mine:
                     moments.setdefault(key, []).append(value)
         for tensors in moments.values():

@@ -13,8 +13,8 @@ G G' and of G' G are diagonal, G the gradient of a matrix.
 #   any time          `refresh`: the product is made orthogonal, one iteration of a power method
 #   t = o + r v + lag the new bases are used from here on; who has not been refreshed is now
 #
-# The offset o goes round over the matrices of a model, so that each step has as many refreshes.
-# So bits hang on the number of the step, and not on when a refresh was computed: it is the dear
+# The offset o goes round over the matrices of a model, so that each step refreshes as many of them.
+# So bits depend on the number of the step, and not on when a refresh was computed: it is the dear
 # part, and may fill time in which nothing else is to do. The published code steps nothing at
 # t = 0; here Adam in the first bases does.
 #
@@ -107,6 +107,8 @@ class _Matrix:
     def _begin(self, state: State) -> None:
         for side in (self._left, self._right):
             factor = state[f"{side}.factor"]
+            if not factor.isfinite().all():  # weights will say so, as with any other optimizer
+                factor = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
             state[f"{side}.basis"] = torch.linalg.eigh(factor)[1].flip(1).contiguous()
 
     def _be_due(self, state: State) -> None:
@@ -152,7 +154,7 @@ def operations_of_soap(rows: int, columns: int, refresh: int) -> float:
     return 2.0 * 4 * square * both + (2 + 4 / 3) * (rows**3 + columns**3) / refresh
 
 
-def bytes_of_soap(rows: int, columns: int, refresh: int, lag: int) -> int:
-    """Bytes that one matrix keeps beside its moments, in float32: factors and bases, and for `lag`
-    of `refresh` steps the next bases; of many matrices so many have some at a time."""
-    return round(4 * (rows**2 + columns**2) * (2 + lag / refresh))
+def kept_by_soap(rows: int, columns: int, refresh: int, lag: int) -> int:
+    """Numbers that one matrix keeps beside its moments: factors and bases, and for `lag` of
+    `refresh` steps the next bases; of many matrices so many have some at a time."""
+    return round((rows**2 + columns**2) * (2 + lag / refresh))

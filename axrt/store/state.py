@@ -11,6 +11,8 @@ from axrt.device.device import CPU
 from axrt.errors import DataError
 from axrt.scheduler.plural import plural
 
+from .matrix_optimizer import MatrixOptimizer
+
 Groups = Sequence[Mapping[str, Any]]
 
 
@@ -57,8 +59,15 @@ def saved_state(
             _check_plain(f"the optimizer's group of {name_of[parameter]}", changed)
             yield (
                 name_of[parameter],
-                ParameterState(type(optimizer).__name__, tensors, plain, changed),
+                ParameterState(kind_of(optimizer, group), tensors, plain, changed),
             )
+
+
+def kind_of(optimizer: object, group: Mapping[str, Any]) -> str:
+    """How parameters of a group are stepped: the class of the optimizer and, where that steps
+    matrices and all else apart, the rows of each matrix that they are fused of."""
+    name = type(optimizer).__name__
+    return f"{name} {tuple(group['blocks'])}" if isinstance(optimizer, MatrixOptimizer) else name
 
 
 def restore_state(

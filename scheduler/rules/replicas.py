@@ -8,9 +8,9 @@
 #   step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
 #                 pipes; the vote where there is one;     buckets of the stage have stepped; see
 #                 its state where that is offloaded;      `sharding.py`, `residencies.py` for
-#                 what `refreshes.py` has for it; the     shards
-#                 release of whole weights; none where
-#                 steps are on the host
+#                 the release of whole weights; none      shards
+#                 where steps are on the host; for what
+#                 it needs of refreshes `refreshes.py`
 #
 # Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
 # is *whole* when a sum has come from each copy; where it has one copy, when the last B or W of the

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import axrt.deepspeed as deepspeed
+from axrt.deepspeed import start
 from axrt.deepspeed.muon import MuonFactory
 from axrt.deepspeed.pipe import PipelineModule
 from axrt.errors import ConfigError
@@ -44,14 +45,17 @@ def model(with_muon: tuple[str, ...]) -> PipelineModule:
     return made
 
 
-def trained(module: PipelineModule, **params: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
-    configuration = {
+def configuration(params: dict[str, Any]) -> dict[str, Any]:
+    return {
         "train_micro_batch_size_per_gpu": 64,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.0,
         "optimizer": {"type": "Muon", "params": params},
     }
-    engine, *_ = deepspeed.initialize(model=module, config=configuration)
+
+
+def trained(module: PipelineModule, **params: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+    engine, *_ = deepspeed.initialize(model=module, config=configuration(params))
     losses = [float(engine.train_batch(iter(batches(step)))) for step in range(4)]
     return losses, {name: one.detach().clone() for name, one in module.named_parameters()}
 
@@ -87,6 +91,36 @@ def test_it_has_the_bits_of_torchs_own_muon_and_adam(marked: tuple[str, ...]) ->
 def test_options_without_a_counterpart_are_refused(params: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         MuonFactory(params, model(()))
+
+
+@pytest.mark.parametrize(
+    ("params", "rates"),
+    [
+        ({}, (0.02, 3e-4)),
+        ({"lr": 0.5}, (0.5, 0.5)),
+        ({"muon_lr": 0.5}, (0.5, 3e-4)),
+        ({"lr": 0.1, "adam_lr": 0.0}, (0.1, 0.0)),
+    ],
+)
+def test_each_of_two_rates_has_deepspeeds_default(
+    params: dict[str, Any], rates: tuple[float, float]
+) -> None:
+    made = MuonFactory(params, model(()))([*model(()).named_parameters()])
+    assert {group["lr"] for group in made.param_groups if group["blocks"]} == {rates[0]}
+    assert {group["lr"] for group in made.param_groups if not group["blocks"]} == {rates[1]}
+
+
+def test_a_schedule_of_one_rate_is_refused_for_two() -> None:
+    scheduled = {"type": "WarmupLR", "params": {"warmup_max_lr": 0.1, "warmup_num_steps": 2}}
+    with pytest.raises(ConfigError, match=r"rates of 0\.02 and 0\.0003, and a schedule"):
+        translated({"muon_lr": 0.02, "adam_lr": 3e-4}, scheduler=scheduled)
+    made = translated({"lr": 0.02}, scheduler=scheduled)([*model(()).named_parameters()])
+    assert {group["lr"] for group in made.param_groups} == {0.1}
+
+
+def translated(params: dict[str, Any], **more: Any) -> Any:
+    of_all = {**configuration(params), **more}
+    return start._translated(of_all, model(()), (1, 1), None, None, None)[2]
 
 
 def test_a_mark_on_what_is_no_matrix_is_refused() -> None:

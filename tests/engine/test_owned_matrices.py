@@ -333,6 +333,54 @@ def test_a_run_goes_on_on_another_layout(
     assert run(1, begin) == run(2, go_on)
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("keys", [MUON, SOAP])
+def test_a_run_does_not_go_on_with_other_matrices(
+    keys: dict[str, Any], zero: int, tmp_path: Any
+) -> None:
+    """State of a matrix is not that of AdamW, though one optimizer has both."""
+
+    def run(matrices: str, act: Callable[[axrt.Engine], Any]) -> None:
+        config = configured(
+            MICROBATCHES,
+            parallel={"data": 2},
+            memory={"zero": zero},
+            optimizer={**keys, "matrices": matrices},
+        )
+
+        def main(transport: Any) -> None:
+            by_key: Any = None
+            with axrt.initialize(model(), by_key, config=config, transport=transport) as engine:
+                act(engine)
+
+        LocalWorld(2, 1).run(main)
+
+    def begin(engine: axrt.Engine) -> None:
+        first = engine.data_rank * MICROBATCHES
+        engine.train_batch(iter(batches(2)(0)[first : first + MICROBATCHES]))
+        engine.save_checkpoint(tmp_path / "one")
+
+    run("*.up.weight", begin)
+    with pytest.raises(
+        ConfigError, match=r"expected the same \(optimizer\.name, optimizer\.matrices\)"
+    ):
+        run("*.down.weight", lambda engine: engine.load_checkpoint(tmp_path / "one"))
+
+
+def test_soap_of_narrow_parameters_is_refused() -> None:
+    def narrow() -> axrt.PipelineModule:
+        specs = [
+            axrt.LayerSpec(nn.Linear, *size, dtype=torch.bfloat16)
+            for size in ((8, 16), (16, 16), (16, 5))
+        ]
+        return axrt.PipelineModule(specs, nn.functional.cross_entropy)
+
+    with pytest.raises(
+        ConfigError, match=r"1\.weight is torch\.bfloat16, which has no eigenvectors"
+    ):
+        trained(1, 1, narrow, optimizer=SOAP)
+
+
 @pytest.mark.parametrize(
     ("matrices", "text"),
     [

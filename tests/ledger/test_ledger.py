@@ -95,6 +95,7 @@ class Case:
         batches: function of the number of replicas, which gives microbatches.
         pipe, data: ranks of a pipeline, and replicas.
         hooked: optimizers have a hook; else they are looked at before and after a step.
+        steps: number of steps that are trained.
         sections: sections of the configuration.
     """
 
@@ -104,6 +105,7 @@ class Case:
     pipe: int = 2
     data: int = 1
     hooked: bool = True
+    steps: int = 2
     sections: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -126,7 +128,7 @@ class Case:
         return predictor.predict(Config.read(self.config), self.size)
 
     def held(self) -> list[Ledger]:
-        """What each rank holds at most, purpose by purpose, while it trains two steps."""
+        """What each rank holds at most, purpose by purpose, while it trains."""
         return LocalWorld(self.size).run(self._on_a_rank)
 
     def _looking(self, look: Callable[..., None]) -> OptimizerFactory:
@@ -160,7 +162,7 @@ class Case:
                 bucket.close = looking_first(bucket.close, look)  # type: ignore[method-assign]
                 bucket.step = holding(no_step, bucket.step)  # type: ignore[method-assign, assignment]
             mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
-            for step in range(2):
+            for step in range(self.steps):
                 engine.train_batch(iter(self.batches(self.data)(step)[mine]))
             look()
         return Ledger.of(Entry(*which, size) for which, size in most.items())
@@ -450,23 +452,25 @@ def test_each_purpose_is_within_a_hundredth_of_what_is_allocated(name: str) -> N
 
 
 def square() -> axrt.PipelineModule:
-    """Most matrices are square, so that factors have their shape."""
-    sizes = [(16, 64), *[(64, 64)] * 18, (64, 32), (32, 64), (64, 5)]
-    layers = [axrt.LayerSpec(nn.Linear, *size) for size in sizes]
+    """Layers are all alike, the first and the last one too; factors have the shape of weights."""
+    layers = [axrt.LayerSpec(nn.Linear, 16, 16) for _ in range(20)]
     return axrt.PipelineModule(layers, functional.cross_entropy)
 
 
 @pytest.mark.parametrize("name", ["muon", "soap"])
 @pytest.mark.parametrize(
-    "memory", [{}, {"zero": 1, **SMALL}, {"zero": 3, **SMALL}, OFFLOADED, ON_HOST]
+    "memory",
+    [{}, {"bucket_mb": 0}, {"zero": 1, **SMALL}, {"zero": 3, **SMALL}, OFFLOADED, ON_HOST],
 )
 def test_what_is_kept_of_whole_matrices_is_foreseen(name: str, memory: dict[str, Any]) -> None:
+    keys = {"name": "soap", "refresh": 2} if name == "soap" else {"name": name}
     case = Case(
         square,
-        optimizer_factory(Optimizer(name=name), square()),
+        optimizer_factory(Optimizer(**keys), square()),
         data=2,
         hooked=False,
-        sections={"memory": memory, "optimizer": {"name": name}},
+        steps=5,
+        sections={"memory": memory, "optimizer": keys},
     )
     told, held = case.predicted(), case.held()
     for rank, found in enumerate(held):
@@ -474,7 +478,8 @@ def test_what_is_kept_of_whole_matrices_is_foreseen(name: str, memory: dict[str,
         tier = Tier.HOST if memory is ON_HOST else Tier.DEVICE
         factors = found.of_purpose(Purpose.FACTORS, tier)
         assert (factors > 0) == (name == "soap")
-        assert expected.of_purpose(Purpose.FACTORS, tier) == pytest.approx(factors, rel=0.06)
+        # At a time half of the matrices have their next bases, of one owner more or less.
+        assert expected.of_purpose(Purpose.FACTORS, tier) == pytest.approx(factors, rel=0.2)
         for tier in Tier:
             foreseen = expected.of_purpose(Purpose.MOMENTS, tier)
             assert found.of_purpose(Purpose.MOMENTS, tier) == pytest.approx(foreseen, rel=0.01)
