@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from .placement import Placement
 from .residencies import Residencies
-from .task import AnyKind, Counts
+from .task import AnyKind, Counts, Kind
 
 
 class Marks(NamedTuple):
@@ -159,7 +159,9 @@ class Numbering:
 
     def first_for(self, kind: AnyKind, stage: int, number: int) -> int:
         """The number of the first microbatch that some work on a stage is for: its own, or the
-        first of its step."""
+        first of its step; of a refresh, the first of the step behind its own."""
         if kind.of_a_microbatch:
             return number
+        if kind is Kind.REFRESH:
+            return self.first_of(number + 1)
         return self.first_of(number // self.a_step(kind.counts, stage))

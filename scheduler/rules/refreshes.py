@@ -9,6 +9,9 @@ do."""
 # Which step uses a refresh is a number, and no clock: `lag` steps behind the step that it follows.
 # Most refreshes have nothing to do: `axrt/store/soap.py` says which matrices are due.
 #
+# A refresh runs once the step behind its own is asked for, or a stage that ends a call last would
+# compute it while its user waits (`Job.first_for`). A save computes it before.
+#
 # Nobody waits in a circle. A refresh needs a step of its own bucket alone, which has started, and
 # is never refused. It comes last of all heads, and so when nothing else may run: then a step that
 # waits for it finds it done.

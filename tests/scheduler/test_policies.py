@@ -183,8 +183,9 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             of_step |= {(Kind.VOTE, 0)} if votes and stage == pipe == 0 else set()
             for bucket, copies in enumerate(pipeline.buckets[stage]):
                 copied = (Kind.FETCH, Kind.STORE) if state.job.slots else ()
-                refreshed = (Kind.REFRESH,) if state.job.lag else ()
-                of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied, *refreshed)}
+                of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied)}
+                behind = range(steps - 1 if state.job.lag else 0)  # the last step has none
+                everything |= {Task(Kind.REFRESH, stage, step, bucket) for step in behind}
                 if by_library(state.job, copies):
                     of_step |= {(Kind.COLLECT, bucket)}
                     if leader(state.job, copies) == (pipe, stage, bucket):

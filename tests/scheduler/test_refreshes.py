@@ -32,7 +32,7 @@ def test_it_costs_nothing_where_ranks_are_idle_for_as_long(policy: str) -> None:
     """Each of four ranks is idle for nine units a step, and the second one for three at a time."""
     without, found = ran(0.0, 1, policy), ran(3.0, 1, policy)
     refreshed = sum(span.end - span.start for span in found.spans if span.task.kind is Kind.REFRESH)
-    assert refreshed == 4 * 5 * 3.0
+    assert refreshed == 4 * 4 * 3.0
     assert last_step(found) == last_step(without)
     assert last_step(ran(6.0, 1, policy)) > last_step(without)
 
@@ -78,7 +78,7 @@ def test_it_ends_in_any_order_of_events(
     assert pipeline.finished
     for of_rank in pipeline.ran:
         counts = [sum(task.kind is kind for task in of_rank) for kind in (Kind.STEP, Kind.REFRESH)]
-        assert counts[0] == counts[1] > 0
+        assert counts[0] * 3 == counts[1] * 4 > 0, "the last of four steps has none behind it"
 
 
 def in_no_order(job: Job) -> list[Feature]:
