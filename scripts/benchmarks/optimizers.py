@@ -9,7 +9,7 @@ with the extremes. The optimizer's part is that of the rank that has most.
 import statistics
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -37,14 +37,15 @@ class Spent(Observer):
     """Adds up the seconds of tasks, by kind."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[object] = Counter()
+        self.seconds: defaultdict[object, float] = defaultdict(float)
 
     def finished(self, task: Task, began_s: float, ended_s: float) -> None:
         self.seconds[task.kind] += ended_s - began_s
 
     def taken(self) -> dict[object, float]:
         """What was added up since this was asked for last."""
-        found, self.seconds = dict(self.seconds), Counter()
+        found = dict(self.seconds)
+        self.seconds.clear()
         return found
 
 
@@ -129,7 +130,7 @@ class Ddp:
             total += float(loss.detach())
         narrow: Any = torch.Tensor.bfloat16
         if self._in_float32:
-            torch.Tensor.bfloat16 = torch.Tensor.clone  # type: ignore[method-assign, assignment]
+            torch.Tensor.bfloat16 = torch.Tensor.clone  # type: ignore[method-assign]
         began = time.perf_counter()
         for optimizer in self._optimizers:
             optimizer.step()
