@@ -68,6 +68,8 @@ class Job(Numbering):
         joints: joints of the stages that a team holds, by stage; stages without any are left out.
         lag: number of steps after which a step uses what an optimizer of matrices computes anew
             behind another one, see `rules/refreshes.py`; 0: nothing is, or within steps.
+        preconditions: True if gradients of matrices are turned into changes before steps are voted
+            on; then steps are voted on.
         fills: True if a rank runs other work while a task waits at a joint; False: it waits for the
             slices, a while (`linger.py`).
         trains: False for an evaluation, which has no steps and any number of microbatches: the
@@ -97,6 +99,7 @@ class Job(Numbering):
     joints: Mapping[int, StageJoints] = field(default_factory=dict)
     fills: bool = True
     lag: int = 0
+    preconditions: bool = False
     trains: bool = True
 
     def __post_init__(self) -> None:
@@ -106,6 +109,8 @@ class Job(Numbering):
                 f"a team of {self.team} with joints of {plural(len(self.joints), 'stage')}; "
                 "expected at least 1 member, and joints between several"
             )
+        if self.preconditions and not self.votes:
+            raise ValueError("changes before a vote, and no vote; expected both, or neither")
         if self.shards and self.pipes == self.team:
             raise ValueError("shards of one copy; expected several pipes or replicas")
         if self.group:
@@ -263,6 +268,7 @@ class Job(Numbering):
             in_tree=False,
             held_on_device=0,
             lag=0,
+            preconditions=False,
         )
 
     @property

@@ -102,6 +102,8 @@ class Kind(AnyKind):
     JOIN = "join", "total of a shard put together", Counts.STEPS, Part.BUCKET
     ANNOUNCE = "announce", "ticket of a bucket", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to all
     COLLECT = "collect", "sum by the library", Counts.STEPS, Part.BUCKET, Place.BESIDE
+    # Where an optimizer makes changes of gradients before the vote:
+    PRECONDITION = "precond", "changes of a bucket's matrices", Counts.STEPS, Part.BUCKET
     NORM = "norm", "norms of a stage's gradients", Counts.STEPS
     VOTE = "vote", "norm of all gradients", Counts.STEPS  # from those of the stages
     FETCH = "fetch", "state brought in", Counts.STEPS, Part.BUCKET, Place.BESIDE  # from scratch

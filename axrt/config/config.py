@@ -57,16 +57,16 @@ class Config:
 
     @property
     def votes(self) -> bool:
-        """Optimizer steps wait for the norm of all gradients: to clip them, or to hear of an
-        overflow."""
-        return self.optimizer.clip > 0 or self.precision.scales
+        """Optimizer steps wait for the norm of all gradients: to clip them, to hear of an overflow,
+        or to hear how far changes of matrices would go together."""
+        return self.optimizer.clip > 0 or self.precision.scales or self.optimizer.preconditions
 
     @property
     def refresh_lag(self) -> int:
         """Steps after which what an optimizer computes anew behind a step is used, where tasks of
         their own do it; 0: nothing is, or within steps."""
         on_host = self.memory.steps_on_host  # beside the device's tasks anyway
-        return self.optimizer.lag if self.optimizer.name == "soap" and not on_host else 0
+        return self.optimizer.lag if self.optimizer.refreshes and not on_host else 0
 
     @property
     def saves_beside(self) -> bool:

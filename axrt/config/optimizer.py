@@ -7,12 +7,15 @@ from .section import Section, key
 
 # names of the optimizers that read a key; the others are read by all
 _READ_BY = {
-    "matrices": ("muon", "soap"),
-    "rest_lr": ("muon", "soap"),
+    "matrices": ("muon", "soap", "kfac"),
+    "rest_lr": ("muon", "soap", "kfac"),
     "adjust_lr": ("muon",),
     "matrix_type": ("muon",),
-    "refresh": ("soap",),
-    "lag": ("soap",),
+    "refresh": ("soap", "kfac"),
+    "lag": ("soap", "kfac"),
+    "damping": ("kfac",),
+    "kl_clip": ("kfac",),
+    "sample": ("kfac",),
 }
 
 
@@ -20,19 +23,24 @@ _READ_BY = {
 class Optimizer(Section):
     """How weights follow gradients, where no optimizer is given in code."""
 
-    name: str = key("adamw", "the optimizer", choices=("adamw", "adam", "sgd", "muon", "soap"))
+    name: str = key(
+        "adamw", "the optimizer", choices=("adamw", "adam", "sgd", "muon", "soap", "kfac")
+    )
     lr: float = key(3e-4, "learning rate at its highest", least=0)
     betas: tuple[float, ...] = key(
-        (0.9, 0.95), "decay of the two moments (adamw, adam, soap)", least=0, most=1
+        (0.9, 0.95),
+        "decay of the two moments (adamw, adam, soap); the second is that of kfac's factors, too",
+        least=0,
+        most=1,
     )
-    momentum: float = key(0.9, "momentum of sgd and muon; 0 = off", least=0, most=1)
+    momentum: float = key(0.9, "momentum of sgd, muon and kfac; 0 = off", least=0, most=1)
     matrices: str | tuple[str, ...] = key(
         "",
-        "names of the matrices that muon or soap steps, or patterns such as '*.up.weight'; '' = "
-        "what has two dimensions between the first and the last layer. AdamW steps all else",
+        "names of the matrices that muon, soap or kfac steps, or patterns such as '*.up.weight'; "
+        "'' = what has two dimensions between the first and the last layer. AdamW steps all else",
     )
     rest_lr: float = key(
-        0.0, "learning rate at its highest of all but matrices (muon, soap); 0 = lr", least=0
+        0.0, "learning rate at its highest of all but matrices (muon, soap, kfac); 0 = lr", least=0
     )
     adjust_lr: str = key(
         "original",
@@ -46,12 +54,26 @@ class Optimizer(Section):
         "processor multiplies in it, as GPUs do",
         choices=("float32", "bfloat16"),
     )
-    refresh: int = key(10, "steps from one refresh of soap's bases to the next", least=1)
+    refresh: int = key(
+        10, "steps from one refresh of soap's bases, or kfac's inverses, to the next", least=1
+    )
     lag: int = key(
         1,
-        "steps after which soap uses a refresh, which is computed meanwhile; at most refresh - 1, "
+        "steps after which a refresh is used, which is computed meanwhile; at most refresh - 1, "
         "or 1",
         least=1,
+    )
+    damping: float = key(
+        1e-3, "what is added to the product of kfac's factors before it is inverted", least=0
+    )
+    kl_clip: float = key(
+        1e-3,
+        "most that the square of the rate times a change of kfac times its gradient may be, over "
+        "all matrices; 0 = off",
+        least=0,
+    )
+    sample: int = key(
+        1, "steps from one whose inputs and gradients count in kfac's factors to the next", least=1
     )
     clip: float = key(
         0.0,
@@ -75,6 +97,16 @@ class Optimizer(Section):
         return self.name in _READ_BY["matrices"]
 
     @property
+    def refreshes(self) -> bool:
+        """The optimizer computes something anew now and then."""
+        return self.name in _READ_BY["refresh"]
+
+    @property
+    def preconditions(self) -> bool:
+        """The optimizer makes changes of gradients before steps are voted on."""
+        return self.name in _READ_BY["damping"]
+
+    @property
     def patterns(self) -> tuple[str, ...]:
         """Patterns of the names of matrices; () where they are those between the first and the last
         layer."""
@@ -91,12 +123,17 @@ class Optimizer(Section):
                     f"not read it; expected {default[name]!r}, or optimizer.name = "
                     f"{' or '.join(map(repr, readers))}"
                 )
-        if self.name == "soap" and 1 in self.betas:
+        if self.refreshes and 1 in self.betas:
             yield (
-                f"optimizer.betas = {list(self.betas)} with optimizer.name = 'soap'; expected less "
-                "than 1"
+                f"optimizer.betas = {list(self.betas)} with optimizer.name = {self.name!r}; "
+                "expected less than 1"
             )
-        if self.name == "soap" and self.lag > max(1, self.refresh - 1):
+        if self.preconditions and self.clip:
+            yield (
+                f"optimizer.clip = {self.clip:g} with optimizer.name = 'kfac', whose changes "
+                "optimizer.kl_clip makes shorter; expected optimizer.clip = 0"
+            )
+        if self.refreshes and self.lag > max(1, self.refresh - 1):
             yield (
                 f"optimizer.lag = {self.lag} with optimizer.refresh = {self.refresh}: a refresh "
                 "would be used after the next one; expected at most "

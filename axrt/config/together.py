@@ -134,6 +134,28 @@ def _of_teams(config: "Config") -> Iterator[str]:
         )
 
 
+def _of_factors(config: "Config") -> Iterator[str]:
+    """What does not go with an optimizer that looks at what layers are given."""
+    of, memory, parallel, share = config.optimizer, config.memory, config.parallel, config.schedule
+    grouped = 1 < parallel.group < parallel.data
+    sharded = parallel.data == 1 or memory.zero > 0
+    stays = memory.offload if memory.steps_on_host else "stream"
+    rows: list[tuple[str, object, object, str]] = [
+        ("run.compile", config.run.compile, "", "compiled layers do not show what they are given"),
+        ("memory.offload_activations", memory.offload_activations, 0, "inputs of layers stay"),
+        ("memory.offload", stays, "stream", "its factors are where layers compute"),
+        ("memory.zero", memory.zero, memory.zero if sharded else 1, "replicas' factors differ"),
+        ("parallel.group", parallel.group * grouped, 0, "groups' factors differ"),
+        ("schedule.share", share.share, False, "its factors follow from who computes what"),
+    ]
+    for name, found, expected, why in rows if of.preconditions else ():
+        if found != expected:
+            yield (
+                f"{name} = {found!r} with optimizer.name = {of.name!r}: {why}; expected {name} = "
+                f"{expected!r}"
+            )
+
+
 def _of_virtual_members(config: "Config") -> Iterator[str]:
     """What does not go with `parallel.tensor_shards`."""
     of, memory = config.parallel, config.memory
@@ -208,6 +230,7 @@ def of_sections(config: "Config") -> Iterator[str]:
     yield from _of_data(config.data)
     yield from _of_groups(config.parallel)
     yield from _of_sharing(config)
+    yield from _of_factors(config)
     yield from _of_teams(config)
     yield from _of_shards(config.memory, config.run, config.parallel.collectives)
     if len(config.optimizer.betas) != 2:

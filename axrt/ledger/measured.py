@@ -114,6 +114,7 @@ def _moments(model: LocalModel) -> Iterator[Tensor]:
 
 def _factors(model: LocalModel) -> Iterator[tuple[Tier, int]]:
     for bucket in model.all_buckets:
+        yield Tier.DEVICE, bucket.factors.num_bytes
         for of_one in bucket.optimizer.state.values() if bucket.optimizer else ():
             for key, value in of_one.items():
                 if is_factor(key):

@@ -31,15 +31,24 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from .accumulator import Accumulator, accumulator_of
-from .weight_product import WeightProduct
+from .weight_product import Pair, WeightProduct
 
 Compute = Callable[[], Tensor]
+
+
+class _Waiting(NamedTuple):
+    """A piece of a weight gradient that waits."""
+
+    parameter: nn.Parameter
+    computes: list[Compute]  # gradients of its uses, to be added up
+    beside: Callable[[], None] | None = None  # what else is to be done with what they read
 
 
 def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
@@ -111,13 +120,13 @@ class Deferral:
         passing: Callable[[], Collection[int]] | None = None,
     ) -> None:
         self._passing = passing
-        self._collecting: deque[tuple[nn.Parameter, list[Compute]]] | None = None
+        self._collecting: deque[_Waiting] | None = None
         # Parameters by identity here: comparing tensors means something else, and a reference would
         # keep them alive.
         self._noted: dict[
             tuple[int, int], list[Compute]
         ] = {}  # of a walk of autograd's that has not accumulated them yet
-        self._waiting: dict[int, deque[tuple[nn.Parameter, list[Compute]]]] = {}
+        self._waiting: dict[int, deque[_Waiting]] = {}
         self._owed: Counter[int] = Counter()  # how many wait, of each parameter
         self._shared: set[int] = set()  # parameters that others use too
         self._handles = [
@@ -169,8 +178,22 @@ class Deferral:
             compute
         )
 
+    @torch.no_grad()
+    def add_beside(self, parameter: nn.Parameter, act: Callable[[], None]) -> None:
+        """Do something with what a weight gradient reads: as a piece beside those that wait, or at
+        once.
+
+        Args:
+            parameter: the weight.
+        """
+        if self._collecting is None:
+            act()
+        else:
+            self._collecting.append(_Waiting(parameter, [], act))
+
     def pieces(self, number: int) -> int:
-        """Number of weight gradients of microbatch `number` that wait, one a parameter."""
+        """Number of weight gradients of microbatch `number` that wait, one a parameter, and of what
+        is to be done beside them."""
         return len(self._waiting.get(number, ()))
 
     def waits(self, number: int) -> bool:
@@ -180,7 +203,7 @@ class Deferral:
     def parameters(self, number: int) -> list[nn.Parameter]:
         """The parameters whose gradients of microbatch `number` wait, in the order of their
         pieces."""
-        return [parameter for parameter, _ in self._waiting.get(number, ())]
+        return [one.parameter for one in self._waiting.get(number, ())]
 
     def waiting_bytes(self, number: int) -> int:
         """Bytes of memory that waiting products of `Linear` read for microbatch `number`.
@@ -189,9 +212,9 @@ class Deferral:
         """
         products = [
             one
-            for _, computes in self._waiting.get(number, ())
-            for one in computes
-            if isinstance(one, WeightProduct)
+            for piece in self._waiting.get(number, ())
+            for one in (*piece.computes, piece.beside)
+            if isinstance(one, Pair)
         ]
         storages = {
             tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
@@ -211,7 +234,7 @@ class Deferral:
         """
         waiting = self._waiting[number]
         if waiting:
-            self._add(*waiting.popleft())
+            self._add(waiting.popleft())
         if not waiting:
             del self._waiting[number]
 
@@ -236,7 +259,7 @@ class Deferral:
         )
         if gradient is None:
             if noted is not None and self._collecting is not None:
-                self._collecting.append((parameter, noted))
+                self._collecting.append(_Waiting(parameter, noted))
                 self._owed[id(parameter)] += 1
             return None
         if self._owed[id(parameter)]:
@@ -249,18 +272,17 @@ class Deferral:
     def _catch_up(self, parameter: nn.Parameter) -> None:
         """Add a parameter's waiting gradients before autograd adds later ones."""
         for waiting in self._waiting.values():
-            mine = [entry for entry in waiting if entry[0] is parameter]
-            for entry in mine:
-                self._add(*entry)
-            if mine:  # a piece each stays, for the brain counts them
-                done = [(one, [] if one is parameter else computes) for one, computes in waiting]
-                waiting.clear()
-                waiting.extend(done)
+            for place, piece in enumerate(waiting):
+                if piece.parameter is parameter:
+                    self._add(piece)
+                    waiting[place] = _Waiting(parameter, [])  # stays, for the brain counts pieces
 
-    def _add(self, parameter: nn.Parameter, computes: list[Compute]) -> None:
-        if computes:
-            self._owed[id(parameter)] -= 1
-            _add(parameter, computes)
+    def _add(self, piece: _Waiting) -> None:
+        if piece.computes:
+            self._owed[id(piece.parameter)] -= 1
+            _add(piece.parameter, piece.computes)
+        if piece.beside:
+            piece.beside()
 
 
 # A hook on the weight decides what may wait: only autograd knows who else used that weight.

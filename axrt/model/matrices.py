@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from axrt.errors import ConfigError
 
-from .layers import Layer, LayerSpec, without_memory
+from .layers import Layer, LayerSpec, TiedLayerSpec, without_memory
 from .module import PipelineModule
 from .tensor_plan import COLUMN, blocks_of, cuts_in
 
@@ -84,6 +84,34 @@ class Matrices:
                 "the optimizer steps matrices, and the model has none between its first and last "
                 "layer; expected optimizer.matrices with names of some, or another optimizer"
             )
+
+    def check_linear(self, model: PipelineModule, method: str) -> None:
+        """Check that each matrix is the weight of one `torch.nn.Linear`.
+
+        Args:
+            method: name of the optimizer, for the error.
+        Raises:
+            ConfigError: one is not.
+        """
+        for place, layer in enumerate(model.layers):
+            module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
+            if not isinstance(module, nn.Module):
+                continue
+            tied = layer.tied if isinstance(layer, TiedLayerSpec) else ()
+            linear = {
+                f"{place}.{path}.weight" if path else f"{place}.weight"
+                for path, one in module.named_modules()
+                if type(one) is nn.Linear
+            }
+            for name, _ in trained_in(layer, place):
+                is_tied = name.removeprefix(f"{place}.") in tied
+                if name in self._places and (is_tied or name not in linear):
+                    is_what = "tied to another layer" if is_tied else "no weight of a Linear"
+                    raise ConfigError(
+                        f"optimizer.name = {method!r} and {name} is {is_what}, of which it knows "
+                        "no factors; expected weights of torch.nn.Linear that one layer has, and "
+                        "optimizer.matrices without this one"
+                    )
 
 
 def _trained(model: PipelineModule) -> Iterator[tuple[str, nn.Parameter]]:

@@ -29,6 +29,7 @@ _CLASS: dict[AnyKind, str] = {
     Kind.WEIGHT: "w",
     Kind.STEP: "p",
     Kind.REFRESH: "p",
+    Kind.PRECONDITION: "p",
     Kind.FETCH: "in",
     Kind.STORE: "out",
     Kind.RELOAD: "in",

@@ -44,6 +44,7 @@ def job_for(
         slots=SLOTS if config.memory.comes_to_device else 0,
         host_slots=SLOTS if config.memory.steps_on_host else 0,
         lag=config.refresh_lag,
+        preconditions=config.optimizer.preconditions,
         team=config.parallel.tensor,
         joints=_joints(model, cuts, config.parallel.tensor) if config.parallel.tensor > 1 else {},
     )

@@ -30,6 +30,7 @@ from axrt.offload.tier import HostTier
 from axrt.scheduler.bucket import BucketCopy, across, alike, branches_of, of_group
 
 from .assign import BucketSpec
+from .bucket_factors import BucketFactors
 from .bucket_settings import BucketSettings
 from .bucket_shard import BucketShard
 from .bucket_state import BucketState
@@ -45,6 +46,7 @@ from .probe import check_goes_on, made_by, probed
 from .routes import Offloaded, OnDevice, OnHost, Stepped
 from .sharded_optimizer import give_pieces
 from .shards import Cut
+from .state import options_told
 from .sum_across import SumAcross
 from .sum_within import SumWithin
 from .virtual_gradients import VirtualGradients
@@ -72,6 +74,7 @@ class Bucket:
         first_leaf: the leaf of the first microbatch in that tree.
         route: where the optimizer's state lives, and how a step comes to it.
         state: the optimizer's state, to be saved and loaded.
+        factors: what matrices are given in a step, where the optimizer wants to know.
         loans: who reads weights and state beside the steps.
         trained: parameters that the optimizer steps, by the names of the module's: masters where
             there are any; the module's own where this rank steps a shard alone.
@@ -119,6 +122,9 @@ class Bucket:
         if cut and self.optimizer:
             give_pieces(self.optimizer, masters)
         self.initial_groups = [dict(group, params=None) for group in self.groups]
+        self.factors = BucketFactors(
+            self.optimizer, self.stepped, len(self.copies), settings.microbatches
+        )
         self.loans = Loans()
         self._given_back: dict[str, Tensor] = {}
         self.virtual: VirtualGradients | None = None
@@ -198,15 +204,7 @@ class Bucket:
     @property
     def optimizer_told(self) -> str:
         """The optimizer and its plain settings, as they were made."""
-        plain = [
-            ", ".join(
-                f"{key} = {value!r}"
-                for key, value in group.items()
-                if key != "param_names" and _is_plain(value)  # names are those of a shard
-            )
-            for group in self.initial_groups
-        ]
-        return f"{type(self.optimizer).__name__} with {'; '.join(plain) or 'nothing'}"
+        return f"{type(self.optimizer).__name__} with {options_told(self.initial_groups)}"
 
     @property
     def lr(self) -> float | None:
@@ -269,6 +267,7 @@ class Bucket:
 
     def forget(self) -> None:
         """Drop the gradient and let go of its memory, which others may still write to."""
+        self.factors.forget()
         self.gradient.forget()
         if self.shard:
             self.shard.forget()
@@ -289,6 +288,7 @@ class Bucket:
             self.gradient.drop()
         for parameter in self.stepped if self._masters.apart else ():
             parameter.grad = None
+        self.factors.forget()
 
     def take_own(self) -> None:
         """Make the gradient of this copy, the only one, that which is stepped."""
@@ -311,6 +311,15 @@ class Bucket:
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
         norms = torch.stack([norm for _, norm in found])
         return self._places[[place for place, _ in found]], norms.to("cpu", non_blocking=True)
+
+    def scale(self, factor: float | Tensor) -> None:
+        """Multiply the gradient of the step by a number, in place."""
+        self.route.scale(factor)
+        self.factors.scale(factor)
+
+    def precondition(self) -> Norms:
+        """Turn gradients of matrices into changes, see `BucketFactors.precondition`."""
+        return self.factors.precondition(self.route, self._places)
 
     def step(self, step: int) -> None:
         """Apply the gradient and forget it.
@@ -402,6 +411,7 @@ class Bucket:
         """
         for handle in self._handles:
             handle.remove()
+        self.factors.release()
         if self.virtual:
             self.virtual.release()
         self.loans.end()
@@ -440,9 +450,3 @@ def gradient_of(
 
 def _called(spec: BucketSpec) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, (_, parameter) in zip(spec.called, spec.named, strict=True)]
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    return value is not None and isinstance(value, bool | int | float | str)

@@ -197,6 +197,8 @@ class _Builder:
             return self._of_virtual(stage, layers.built, cuts.virtual_parts, buckets), buckets
         built = self._stage(stage, layers.built, self._to_run, offloads)
         built.cut_at({bucket.first_layer for bucket in buckets})
+        for bucket in buckets:
+            bucket.factors.watch(built, bucket.state.stepped_by_name, bucket.shard is not None)
         return built, buckets
 
     def _stage(

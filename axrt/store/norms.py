@@ -73,6 +73,12 @@ def total_norm(parts: Iterable[Norms]) -> Tensor:
     return norm
 
 
+def total_slope(parts: Iterable[Norms]) -> Tensor:
+    """The sum over all matrices of change times gradient, in model order, shape ()."""
+    places, slopes = joined(parts)
+    return slopes[places.argsort()].sum()
+
+
 def clip_factor(norm: Tensor, most: float) -> Tensor:
     """The factor by which `torch.nn.utils.clip_grad_norm_` multiplies gradients: at most 1, shape
     ().

@@ -14,7 +14,8 @@ from axrt.model.module import PipelineModule
 
 from .bucket_settings import LrSchedule, OptimizerFactory
 from .eager_optimizers import SGD, Adam, AdamW
-from .matrix_optimizer import OPERATIONS_OF_ADAMW, MatrixOptimizer
+from .kfac import KfacAndAdamW, kept_by_kfac, operations_of_kfac
+from .matrix_optimizer import OPERATIONS_OF_ADAMW, Blocks, MatrixOptimizer
 from .muon import MuonAndAdamW, operations_of_muon
 from .soap import SoapAndAdamW, kept_by_soap, operations_of_soap
 
@@ -33,6 +34,8 @@ def optimizer_factory(config: Optimizer, model: PipelineModule | None = None) ->
         assert model is not None, "the matrices are a model's"
         matrices = Matrices(model, config.patterns)
         matrices.check(model)
+        if _METHODS[config.name].of_linears:
+            matrices.check_linear(model, config.name)
         return _OfMatrices(config, matrices)
 
     def factory(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -55,7 +58,9 @@ class _Method(NamedTuple):
     # options of a group beside lr and weight_decay, by the place of a matrix in the model
     options: Callable[[Optimizer, int], dict[str, Any]]
     operations: Callable[[Optimizer, int, int], float]  # of a step of one matrix, by its sides
-    numbers: Callable[[Optimizer, int, int], int]  # kept of one matrix beside moments, by its sides
+    # kept beside moments of the matrices that a parameter is fused of, by their rows and columns
+    numbers: Callable[[Optimizer, Blocks, int], int]
+    of_linears: bool = False  # each matrix is the weight of a linear layer
 
 
 def _muon_options(config: Optimizer, place: int) -> dict[str, Any]:
@@ -67,10 +72,24 @@ def _muon_options(config: Optimizer, place: int) -> dict[str, Any]:
 
 
 def _soap_options(config: Optimizer, place: int) -> dict[str, Any]:
-    refresh = config.refresh
     betas = config.betas[0], config.betas[1]
-    times = {"refresh": refresh, "lag": config.lag, "offset": place % refresh}
-    return {"betas": betas, "eps": 1e-8, **times}
+    return {"betas": betas, "eps": 1e-8, **_times(config, place)}
+
+
+def _kfac_options(config: Optimizer, place: int) -> dict[str, Any]:
+    return {
+        "momentum": config.momentum,
+        "decay": config.betas[1],
+        "damping": config.damping,
+        "kl_clip": config.kl_clip,
+        "sample": config.sample,
+        **_times(config, place),
+    }
+
+
+def _times(config: Optimizer, place: int) -> dict[str, Any]:
+    """When a matrix is refreshed."""
+    return {"refresh": config.refresh, "lag": config.lag, "offset": place % config.refresh}
 
 
 _METHODS = {
@@ -78,13 +97,22 @@ _METHODS = {
         MuonAndAdamW,
         _muon_options,
         lambda config, rows, columns: operations_of_muon(rows, columns),
-        lambda config, rows, columns: 0,
+        lambda config, blocks, columns: 0,
     ),
     "soap": _Method(
         SoapAndAdamW,
         _soap_options,
         lambda config, rows, columns: operations_of_soap(rows, columns, config.refresh),
-        lambda config, rows, columns: kept_by_soap(rows, columns, config.refresh, config.lag),
+        lambda config, blocks, columns: sum(
+            kept_by_soap(rows, columns, config.refresh, config.lag) for rows in blocks
+        ),
+    ),
+    "kfac": _Method(
+        KfacAndAdamW,
+        _kfac_options,
+        lambda config, rows, columns: operations_of_kfac(rows, columns, config.refresh),
+        lambda config, blocks, columns: kept_by_kfac(blocks, columns, config.refresh, config.lag),
+        of_linears=True,
     ),
 }
 
@@ -105,11 +133,11 @@ class _OfMatrices:
             if not blocks:
                 rest.append(parameter)
                 continue
-            if config.name == "soap" and parameter.itemsize < 4:
+            if config.refreshes and parameter.itemsize < 4:
                 raise ConfigError(
-                    f"optimizer.name = 'soap' and {name} is {parameter.dtype}, which has no "
-                    "eigenvectors here; expected parameters in float32, and precision.weights for "
-                    "narrow layers"
+                    f"optimizer.name = {config.name!r} and {name} is {parameter.dtype}, in which "
+                    "nothing is factored here; expected parameters in float32, and "
+                    "precision.weights for narrow layers"
                 )
             options = self._method.options(config, matrices.place_of(name))
             own = {"blocks": blocks, "lr": config.lr, "weight_decay": config.weight_decay}
@@ -130,8 +158,9 @@ class _OfMatrices:
     def num_bytes(self, name: str, parameter: Tensor) -> int:
         """What is kept of a parameter beside moments, in bytes."""
         blocks, columns = self._matrices.blocks_of(name, parameter), parameter.shape[-1:].numel()
-        numbers = sum(self._method.numbers(self._config, rows, columns) for rows in blocks)
-        return numbers * parameter.itemsize
+        if not blocks:
+            return 0
+        return self._method.numbers(self._config, blocks, columns) * parameter.itemsize
 
 
 def _by_dimensions(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

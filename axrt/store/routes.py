@@ -121,11 +121,16 @@ class OnDevice:
     def open(self) -> None:
         """A step's gradient begins."""
 
+    def gradients(self) -> Iterator[tuple[int, Tensor]]:
+        """The gradients that exist, each with its index among the parameters that are stepped. One
+        has memory until the next is asked for where `makes_total_late`."""
+        for place, parameter in enumerate(self.with_gradient):
+            if parameter.grad is not None:
+                yield place, parameter.grad
+
     def norms(self) -> Iterator[tuple[int, Tensor]]:
         """The index among the parameters that are stepped, and the norm, of each gradient."""
-        found = [(place, p.grad) for place, p in enumerate(self.with_gradient)]
-        present = [(place, gradient) for place, gradient in found if gradient is not None]
-        present = of_virtual(present, self._stepped.parts)
+        present = of_virtual(list(self.gradients()), self._stepped.parts)
         norms = norms_of([gradient for _, gradient in present])
         yield from zip([place for place, _ in present], norms, strict=True)
 
@@ -256,17 +261,23 @@ class Offloaded(OnDevice):
     def open(self) -> None:
         self._factors = []
 
-    def norms(self) -> Iterator[tuple[int, Tensor]]:
+    def gradients(self) -> Iterator[tuple[int, Tensor]]:
         if not self.makes_total_late:
-            yield from super().norms()
+            yield from super().gradients()
             return
-        # The total is made for the step alone, so one gradient at a time has memory here.
         for place in range(len(self._masters.parameters)):
             gradient = self._gradient.as_stepped(place)
             if gradient is not None:
                 for factor in self._factors:
                     gradient.mul_(factor)
-                yield place, norms_of([gradient])[0]
+                yield place, gradient
+
+    def norms(self) -> Iterator[tuple[int, Tensor]]:
+        if not self.makes_total_late:
+            yield from super().norms()
+            return
+        for place, gradient in self.gradients():  # one at a time
+            yield place, norms_of([gradient])[0]
 
     def scale(self, factor: float | Tensor) -> None:
         if self.makes_total_late:

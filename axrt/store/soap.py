@@ -4,19 +4,11 @@ SOAP (Vyas et al. 2024) is Adam in the bases of Shampoo: those in which the runn
 G G' and of G' G are diagonal, G the gradient of a matrix.
 """
 
-# In the step number t of a matrix, from 0:
-#
-#   t = 0             the bases are the eigenvectors of this step's own factors
-#   t = o + r v,      behind its step, refresh v is due: the factors times the bases. Columns, and
-#   v >= 1            the second moments in them, are put in the order of their eigenvalues before,
-#                     which changes nothing but how well one iteration does
-#   any time          `refresh`: the product is made orthogonal, one iteration of a power method
-#   t = o + r v + lag the new bases are used from here on; who has not been refreshed is now
-#
-# The offset o goes round over the matrices of a model, so that each step refreshes as many of them.
-# So bits depend on the number of the step, and not on when a refresh was computed: it is the dear
-# part, and may fill time in which nothing else is to do. The published code steps nothing at
-# t = 0; here Adam in the first bases does.
+# The bases of the first step are the eigenvectors of its own factors. Those of a refresh, see
+# `refreshed.py`, are the factors times the bases, made orthogonal: one iteration of a power method.
+# Columns, and the second moments in them, are put in the order of their eigenvalues when it is due,
+# which changes nothing but how well one iteration does. The published code steps nothing in the
+# first step; here Adam in the first bases does.
 #
 # Ours, since the libraries that have it (heavyball, pytorch_optimizer) refresh within a step, and
 # keep bases in lists that no checkpoint could save by name.
@@ -28,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from .matrix_optimizer import Blocks, MatrixOptimizer, matrices_in, with_gradient
+from .refreshed import State, compute_due, is_due_behind, put_aside, take_new
 
-State = dict[str, Any]
 _SIDES = ("left", "right")
 
 
@@ -53,7 +45,7 @@ class SoapAndAdamW(MatrixOptimizer):
         """Compute the bases that are due."""
         for group in self.param_groups:
             for parameter in group["params"] if group["blocks"] else ():
-                _refresh(self.state.get(parameter, {}))
+                compute_due(self.state.get(parameter, {}), _made_orthogonal)
 
 
 class _Matrix:
@@ -83,7 +75,7 @@ class _Matrix:
         self._add_to_factors(state, second)
         if step == 0:
             self._begin(state)
-        elif _is_refresh(step - options["lag"], options):
+        elif is_due_behind(step - options["lag"], options):
             self._take_new_bases(state)
         left, right = (state[f"{side}.basis"] for side in (self._left, self._right))
         turned = left.T @ gradient @ right
@@ -94,7 +86,7 @@ class _Matrix:
         change = left @ (turned_average / spread) @ right.T
         self._weight.mul_(1 - lr * options["weight_decay"])
         self._weight.add_(change, alpha=-lr / (1 - first ** (step + 1)))
-        if _is_refresh(step, options):
+        if is_due_behind(step, options):
             self._be_due(state)
 
     def _add_to_factors(self, state: State, decay: float) -> None:
@@ -113,19 +105,17 @@ class _Matrix:
 
     def _be_due(self, state: State) -> None:
         for dim, side in enumerate((self._left, self._right)):
-            state.pop(f"{side}.new", None)
             factor, basis = state[f"{side}.factor"], state[f"{side}.basis"]
             product = factor @ basis
             order = (basis * product).sum(0).argsort(descending=True, stable=True)
             self._squares.copy_(self._squares.index_select(dim, order))
             basis.copy_(basis[:, order])
-            state[f"{side}.due"] = product[:, order].contiguous()
+            put_aside(state, side, product[:, order].contiguous())
 
     def _take_new_bases(self, state: State) -> None:
-        _refresh(state)
+        compute_due(state, _made_orthogonal)
         for side in (self._left, self._right):
-            if f"{side}.new" in state:  # none, if `refresh` or `lag` were others until now
-                state[f"{side}.basis"] = state.pop(f"{side}.new")
+            take_new(state, side, "basis")
 
 
 def _matrices(
@@ -136,15 +126,8 @@ def _matrices(
         yield _Matrix(number, *of_one)
 
 
-def _is_refresh(step: int, options: Mapping[str, Any]) -> bool:
-    refresh, past = options["refresh"], step - options["offset"]
-    return bool(past >= refresh and past % refresh == 0)
-
-
-def _refresh(state: State) -> None:
-    for key in [key for key in state if key.endswith(".due")]:
-        product = state.pop(key)
-        state[key.removesuffix("due") + "new"] = torch.linalg.qr(product)[0].contiguous()
+def _made_orthogonal(product: Tensor) -> Tensor:
+    return torch.linalg.qr(product)[0]
 
 
 def operations_of_soap(rows: int, columns: int, refresh: int) -> float:

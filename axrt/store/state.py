@@ -70,6 +70,25 @@ def kind_of(optimizer: object, group: Mapping[str, Any]) -> str:
     return f"{name} {tuple(group['blocks'])}" if isinstance(optimizer, MatrixOptimizer) else name
 
 
+def options_told(groups: Groups) -> str:
+    """The plain options of an optimizer's parameter groups as a text."""
+    plain = [
+        ", ".join(
+            f"{key} = {value!r}"
+            for key, value in group.items()
+            if key != "param_names" and _is_plain(value)  # names are those of a shard
+        )
+        for group in groups
+    ]
+    return "; ".join(plain) or "nothing"
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is not None and isinstance(value, bool | int | float | str)
+
+
 def restore_state(
     optimizer: torch.optim.Optimizer,
     initial: Groups,

@@ -27,7 +27,7 @@ from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
 from axrt.store.local_model import LocalModel
-from axrt.store.norms import Norms, clip_factor, joined, total_norm
+from axrt.store.norms import Norms, clip_factor, joined, total_norm, total_slope
 
 from .worker import Made, Mail, Worker, nothing
 
@@ -47,8 +47,12 @@ class _StepRecord:
     losses: dict[int, Losses] = field(default_factory=dict)  # losses of each pipe, by pipe
     # 2-norm of all gradients, a tensor with one element; None before the vote
     norm: Tensor | None = None
+    # sum of change times gradient over all matrices, shape (); None where nothing is preconditioned
+    slope: Tensor | None = None
     # norms of gradients, by stage and bucket
     norms: dict[int, dict[int, Norms]] = field(default_factory=lambda: defaultdict(dict))
+    # change times gradient of each matrix, by stage and bucket
+    slopes: dict[int, dict[int, Norms]] = field(default_factory=lambda: defaultdict(dict))
     # number of buckets whose step has ended, by stage
     ended: Counter[int] = field(default_factory=Counter)
     # (stage, bucket) pairs whose gradient is that of the whole batch
@@ -75,7 +79,10 @@ class SteppingWorker(Worker):
         skip: function that is called with the index of a stage whose buckets do not step.
     """
 
-    kinds = (Kind.NORM, Kind.VOTE, Kind.STEP, Kind.REFRESH, Kind.SCALE, Kind.HOST_STEP, Kind.LOAD)
+    kinds = (
+        *(Kind.PRECONDITION, Kind.NORM, Kind.VOTE, Kind.STEP, Kind.REFRESH),
+        *(Kind.SCALE, Kind.HOST_STEP, Kind.LOAD),
+    )
 
     def __init__(
         self,
@@ -94,6 +101,7 @@ class SteppingWorker(Worker):
         self._voters = voters_of(job)
         self._records: dict[int, _StepRecord] = defaultdict(_StepRecord)
         self._run: dict[object, Callable[[Task], Made]] = {
+            Kind.PRECONDITION: self._precondition,
             Kind.NORM: self._norm,
             Kind.VOTE: self._vote,
             Kind.STEP: self._step_and_send,
@@ -110,9 +118,11 @@ class SteppingWorker(Worker):
 
     def hear_vote(self, message: Message, payload: Any) -> None:
         """Keep the norm of all gradients, which says whether one has overflowed."""
-        self._records[message.number].norm = payload
+        norm, slope = payload if self._job.preconditions else (payload, None)
+        record = self._records[message.number]
+        record.norm, record.slope = norm, slope
         if self._loss_scale:
-            self._loss_scale.judge(message.number, overflowed=not payload.isfinite())
+            self._loss_scale.judge(message.number, overflowed=not norm.isfinite())
 
     def outcome(self, step: int) -> StepOutcome:
         """The outcome of a step that this rank has done; to be asked for once, since it is let
@@ -144,19 +154,40 @@ class SteppingWorker(Worker):
         """The norms of a stage here are some of those that make the norm of all gradients."""
         return StageCopy(self._pipe_of[stage], stage) in self._voters
 
+    def _precondition(self, task: Task) -> Made:
+        _, stage, step, part = task
+        bucket, record = self._complete(task), self._records[step]
+        record.norms[stage][part] = bucket.norms()  # before gradients are changed
+        record.slopes[stage][part] = bucket.precondition()
+        return nothing
+
     def _norm(self, task: Task) -> Made:
         buckets = range(len(self._buckets[task.stage]))
+        if self._job.preconditions:
+            record = self._records[task.microbatch]
+            norms_and_slopes = [
+                joined([of[task.stage][bucket] for bucket in buckets])
+                for of in (record.norms, record.slopes)
+            ]
+            return lambda message: tuple(norms_and_slopes)
         norms = [self._complete(task._replace(part=bucket)).norms() for bucket in buckets]
         return lambda message: joined(norms)
 
     def _vote(self, task: Task) -> Made:
         numbers = numbers_of(task.microbatch, len(self._voters))
-        norm = total_norm([self._mail.take(Meaning.NORM, 0, number) for number in numbers])
+        heard = [self._mail.take(Meaning.NORM, 0, number) for number in numbers]
+        slope = None
+        if self._job.preconditions:
+            heard, slopes = zip(*heard, strict=True)
+            slope = total_slope(slopes)
+        norm = total_norm(heard)
+        if slope is not None and not slope.isfinite():  # a factor is no number
+            norm = torch.full_like(norm, math.nan)
         pipes = self._records[task.microbatch].in_order(self._job.team)
         if not all(math.isfinite(value) for losses in pipes for value in losses.values):
             # The gradient of a loss that is no number may be one all the same.
             norm = torch.full_like(norm, math.nan)
-        return lambda message: norm
+        return lambda message: norm if slope is None else (norm, slope)
 
     def _step(self, task: Task) -> None:
         self._end_gradient(task)
@@ -183,11 +214,14 @@ class SteppingWorker(Worker):
         """Step a bucket as the vote says, where there is one."""
         bucket, record = self._buckets[task.stage][task.part], self._records[task.microbatch]
         if self._overflows(record):
+            bucket.factors.warn()
             bucket.forget_gradients()
             return
         if self._clip:
             assert record.norm is not None
             bucket.route.scale(clip_factor(record.norm, self._clip))
+        if record.slope is not None:
+            bucket.factors.hear(record.slope)
         bucket.step(task.microbatch)
 
     def _step_on_host(self, task: Task) -> Made:
@@ -220,5 +254,5 @@ class SteppingWorker(Worker):
             weight = total_weight(record.in_order(self._job.team))
             scale = self._loss_scale.of(task.microbatch) if self._loss_scale else None
             if weight is not None or scale is not None:
-                bucket.route.scale(1 / ((weight or 1.0) * (scale or 1.0)))
+                bucket.scale(1 / ((weight or 1.0) * (scale or 1.0)))
         return bucket

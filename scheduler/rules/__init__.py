@@ -11,6 +11,7 @@ from .groups import groups
 from .host_steps import host_steps
 from .offload import offload
 from .pipeline import pipeline
+from .precondition import precondition
 from .recomputation import recomputation
 from .refreshes import refreshes
 from .replicas import replicas
@@ -41,14 +42,14 @@ Feature = Callable[[StageHere], Iterable[Row]]
 #   B         needs F [not recompute]; gradient; R [recompute]; whole weights for backwards
 #             [weights, zero 3]; reload [stash] | sends gradient; at the end of a step sends part
 #             [groups, replicas, zero 1, zero 3]; at the end of a step sends ready [library]
-#   step      needs B [not split]; loss; W [split]; vote [clip]; sum [groups, library, replicas];
-#             fetch [offload, weights]; reduce [zero 1, zero 3]; release [zero 3]; refreshes
-#             [refreshes] | opens weights [not weights, zero 1]; sends weights [zero 1]; opens new
-#             weights of the own shard [zero 3]
+#   step      needs B [not split]; loss; W [split]; vote [clip, kfac]; sum [groups, library,
+#             replicas]; fetch [offload, weights]; reduce [zero 1, zero 3]; release [zero 3];
+#             refreshes [kfac, refreshes] | opens weights [not weights, zero 1]; sends weights [zero
+#             1]; opens new weights of the own shard [zero 3]
 #   I         needs F; gradient | sends gradient
 #   W         needs I
 #   R         needs F
-#   norm      needs B; loss | sends norm
+#   norm      needs B [clip]; loss; precond [kfac] | sends norm
 #   vote      needs norm | sends vote
 #   reduce    needs part | sends sum [replicas]; sends subtotal [groups]
 #   across    needs subtotal | sends total
@@ -72,6 +73,7 @@ Feature = Callable[[StageHere], Iterable[Row]]
 #             whole weights | opens whole weights for forwards; opens whole weights for
 #             recomputation; opens whole weights for backwards | on copies in
 #   refresh   needs step | opens refreshes
+#   precond   needs B; loss; refreshes
 #   offload   needs F | on copies out
 #   reload    needs offload | on copies in
 #
@@ -88,7 +90,8 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     on_host = (host_steps,) if job.host_slots else ()
     sharded = (residencies,) if job.residencies else (sharding,) if job.shards else ()
     sums = (*grouped, *by_library, clipping)
-    refreshed = (refreshes,) if job.lag else ()
+    preconditioned = (precondition,) if job.preconditions else ()
+    refreshed = (*preconditioned, refreshes) if job.lag else preconditioned
     kept = (stash,) if job.held_on_device else ()
     of_state = (*offloaded, *on_host, *kept, *sharded)
     return (pipeline, recomputation, replicas, *sums, *refreshed, *of_state)

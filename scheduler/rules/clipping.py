@@ -2,7 +2,8 @@
 
 #   head      needs                                              then
 #   --------  -------------------------------------------------  ------------------------------
-#   norm s.t  every bucket of s is whole; the losses of all      a norm to stage 0 of pipe 0
+#   norm s.t  every bucket of s is whole, or its changes are     a norm to stage 0 of pipe 0
+#             there (`precondition.py`); the losses of all
 #             pipes; in pipe 0 only; where there are shards, in
 #             the first group
 #   vote 0.t  a norm from each such stage                        a vote to every stage of every
@@ -17,7 +18,8 @@ from collections.abc import Iterator
 from ..job import Job, StageCopy
 from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
-from .replicas import losses_of_all, whole
+from .precondition import changed
+from .replicas import losses_of_all
 from .row import Need, Row, StageHere, urgent
 
 
@@ -40,7 +42,7 @@ def clipping(here: StageHere) -> Iterator[Row]:
         return [Message(Meaning.VOTE, to, task.microbatch, of) for of, to in job.stage_copies()]
 
     # A dict keeps each need once: buckets that are not shared are whole together.
-    gradients = dict.fromkeys(whole(here, bucket) for bucket in range(len(here.buckets)))
+    gradients = dict.fromkeys(changed(here, bucket) for bucket in range(len(here.buckets)))
     yield Row(Kind.NORM, (*gradients, losses_of_all(here)), urgent(1), norm)
     if here.stage_copy == StageCopy(0, 0):
         yield Row(Kind.VOTE, (Need(Meaning.NORM, voters),), urgent(2), vote)

@@ -19,7 +19,7 @@ from .variation import durations, variation
 
 _BACK = (Kind.BACKWARD, Kind.INPUT)
 ON_HOST = (Kind.SCALE, Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)
-_OTHERS = (Kind.ACROSS, Kind.JOIN, Kind.REFRESH, *ON_HOST)
+_OTHERS = (Kind.ACROSS, Kind.JOIN, Kind.PRECONDITION, Kind.REFRESH, *ON_HOST)
 
 
 def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:

@@ -51,6 +51,7 @@ def runs() -> dict[str, Job]:
         "zero 3": with_shards(with_(by_stage, replicas=2), 3),
         "weights": with_shards(with_(by_stage, slots=3), 0, offloads_weights=True),
         "refreshes": with_(whole, lag=1),
+        "kfac": with_(whole, votes=True, lag=1, preconditions=True),
         "stash": with_(_job("gpipe"), held_on_device=least_places(1)),
     }
 

@@ -1,4 +1,4 @@
-"""Muon and SOAP by their keys: matrices are stepped whole, and all else by AdamW."""
+"""Muon, SOAP and K-FAC by their keys: matrices are stepped whole, and all else by AdamW."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +33,7 @@ MUON = {"name": "muon", "momentum": 0.95, "matrix_type": "bfloat16", **OF_ALL}
 # Refreshes are due behind the steps 2, 3, 4 and so on, each of a third or half of the matrices.
 SOAP = {"name": "soap", "refresh": 2, "lag": 1, **OF_ALL}
 SLOW_SOAP = {"name": "soap", "refresh": 3, "lag": 2, **OF_ALL}
+KFAC = {"name": "kfac", "refresh": 3, "lag": 2, "sample": 2, **OF_ALL}
 
 
 class Block(nn.Module):
@@ -299,7 +300,7 @@ def test_the_built_in_model_tells_what_is_fused() -> None:
 
 @pytest.mark.parametrize(
     ("keys", "saved_after"),
-    [(MUON, 1), *((keys, at) for keys in (SOAP, SLOW_SOAP) for at in (3, 4, 5))],
+    [(MUON, 1), *((keys, at) for keys in (SOAP, SLOW_SOAP, KFAC) for at in (3, 4, 5))],
 )
 def test_a_run_goes_on_on_another_layout(
     keys: dict[str, Any], saved_after: int, tmp_path: Any
@@ -339,7 +340,7 @@ def test_a_run_goes_on_on_another_layout(
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-@pytest.mark.parametrize("keys", [MUON, SOAP])
+@pytest.mark.parametrize("keys", [MUON, SOAP, KFAC])
 def test_a_run_does_not_go_on_with_other_matrices(
     keys: dict[str, Any], zero: int, tmp_path: Any
 ) -> None:
@@ -349,7 +350,7 @@ def test_a_run_does_not_go_on_with_other_matrices(
         config = configured(
             MICROBATCHES,
             parallel={"data": 2},
-            memory={"zero": zero},
+            memory={"zero": zero or int(keys is KFAC)},
             optimizer={**keys, "matrices": matrices},
         )
 
@@ -372,7 +373,8 @@ def test_a_run_does_not_go_on_with_other_matrices(
         run("*.down.weight", lambda engine: engine.load_checkpoint(tmp_path / "one"))
 
 
-def test_soap_of_narrow_parameters_is_refused() -> None:
+@pytest.mark.parametrize("keys", [SOAP, KFAC])
+def test_what_has_factors_of_narrow_parameters_is_refused(keys: dict[str, Any]) -> None:
     def narrow() -> axrt.PipelineModule:
         specs = [
             axrt.LayerSpec(nn.Linear, *size, dtype=torch.bfloat16)
@@ -381,9 +383,9 @@ def test_soap_of_narrow_parameters_is_refused() -> None:
         return axrt.PipelineModule(specs, nn.functional.cross_entropy)
 
     with pytest.raises(
-        ConfigError, match=r"1\.weight is torch\.bfloat16, which has no eigenvectors"
+        ConfigError, match=r"1\.weight is torch\.bfloat16, in which nothing is factored"
     ):
-        trained(1, 1, narrow, optimizer=SOAP)
+        trained(1, 1, narrow, optimizer=keys)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ class Pipeline:
         fills: bool = True,
         whole: bool = False,
         lag: int = 0,
+        preconditions: bool = False,
     ) -> None:
         self.leaves, self._forward_pieces = leaves, forward_pieces
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -119,7 +120,7 @@ class Pipeline:
             microbatches,
             replicas,
             recomputed=dict.fromkeys(recomputes, 1),
-            votes=clips,
+            votes=clips or (preconditions and trains),
             by_library=by_library,
             group=group * self.placement.pipes * team if trains and group < replicas else 0,
             slots=slots if trains else 0,
@@ -134,6 +135,7 @@ class Pipeline:
             joints=dict.fromkeys(range(self.placement.stages), joints) if team > 1 else {},
             fills=fills,
             lag=lag if trains and not host_slots else 0,
+            preconditions=preconditions and trains and not host_slots,
             trains=trains,
         )
         if self.job.shards and not (self.job.splits or by_library):
@@ -317,12 +319,15 @@ class SlotWatch:
             self._check_host(task)
         if self._job.lag and self._watches:
             self._check_refreshed(task)
+        if self._job.preconditions and kind is Kind.NORM:
+            changed = self._of_all_buckets(self._started, Kind.PRECONDITION, stage)
+            assert changed > task.microbatch, task
         self._started[kind, stage, part] += 1
 
     def _check_refreshed(self, task: Task) -> None:
         """What follows from a step is computed behind it, and before the step that uses it."""
         kind, stage, number, part = task
-        if kind is Kind.STEP:
+        if kind in (Kind.STEP, Kind.PRECONDITION):
             refreshed = self._of_all_buckets(self._started, Kind.REFRESH, stage)
             assert refreshed > number - self._job.lag, task
         if kind is Kind.REFRESH:

@@ -184,6 +184,7 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             for bucket, copies in enumerate(pipeline.buckets[stage]):
                 copied = (Kind.FETCH, Kind.STORE) if state.job.slots else ()
                 of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied)}
+                of_step |= {(Kind.PRECONDITION, bucket)} if state.job.preconditions else set()
                 behind = range(steps - 1 if state.job.lag else 0)  # the last step has none
                 everything |= {Task(Kind.REFRESH, stage, step, bucket) for step in behind}
                 if by_library(state.job, copies):
@@ -332,6 +333,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         spare=spare,
         forward_pieces=1 + seed % 13 % 3,
         lag=seed % 17 % 4,
+        preconditions=seed % 19 < 6,
     )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [
