@@ -109,8 +109,6 @@ class Job(Numbering):
                 f"a team of {self.team} with joints of {plural(len(self.joints), 'stage')}; "
                 "expected at least 1 member, and joints between several"
             )
-        if self.preconditions and not self.votes:
-            raise ValueError("changes before a vote, and no vote; expected both, or neither")
         if self.shards and self.pipes == self.team:
             raise ValueError("shards of one copy; expected several pipes or replicas")
         if self.group:

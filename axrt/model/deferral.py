@@ -46,7 +46,7 @@ Compute = Callable[[], Tensor]
 class _Waiting(NamedTuple):
     """A piece of a weight gradient that waits."""
 
-    parameter: nn.Parameter
+    parameter: Tensor
     computes: list[Compute]  # gradients of its uses, to be added up
     beside: Callable[[], None] | None = None  # what else is to be done with what they read
 
@@ -179,7 +179,7 @@ class Deferral:
         )
 
     @torch.no_grad()
-    def add_beside(self, parameter: nn.Parameter, act: Callable[[], None]) -> None:
+    def add_beside(self, parameter: Tensor, act: Callable[[], None]) -> None:
         """Do something with what a weight gradient reads: as a piece beside those that wait, or at
         once.
 
@@ -200,7 +200,7 @@ class Deferral:
         """Its input gradient has run, and not yet all of its pieces."""
         return number in self._waiting
 
-    def parameters(self, number: int) -> list[nn.Parameter]:
+    def parameters(self, number: int) -> list[Tensor]:
         """The parameters whose gradients of microbatch `number` wait, in the order of their
         pieces."""
         return [one.parameter for one in self._waiting.get(number, ())]
@@ -210,15 +210,12 @@ class Deferral:
 
         Memory that the user's own functions read is not counted: it is not known.
         """
-        products = [
-            one
-            for piece in self._waiting.get(number, ())
-            for one in (*piece.computes, piece.beside)
-            if isinstance(one, Pair)
-        ]
+        waiting = self._waiting.get(number, ())
+        actors: list[object] = [one for of in waiting for one in (*of.computes, of.beside)]
         storages = {
             tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
-            for one in products
+            for one in actors
+            if isinstance(one, Pair)
             for tensor in one.reads
         }
         return sum(storages.values())
@@ -316,7 +313,7 @@ def _has_other_hooks(parameter: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _add(parameter: nn.Parameter, computes: list[Compute]) -> None:
+def _add(parameter: Tensor, computes: list[Compute]) -> None:
     gradient = _sum(computes)
     if not isinstance(gradient, Tensor) or gradient.shape != parameter.shape:
         what = (

@@ -56,7 +56,7 @@ class FactorSums:
             x: inputs, shape (rows, inputs).
         """
         x, gradient = x.to(self._dtype), gradient.to(self._dtype)
-        parts = x, *gradient.split(self._blocks, dim=1)
+        parts = x, *torch.split(gradient, self._blocks, dim=1)
         for sum_, part in zip((self.inputs, *self.outputs), parts, strict=True):
             torch.addmm(sum_, part.T, part, beta=int(self.rows > 0), out=sum_)
         self.rows, self.uses = self.rows + len(x), self.uses + 1

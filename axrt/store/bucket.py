@@ -123,7 +123,7 @@ class Bucket:
             give_pieces(self.optimizer, masters)
         self.initial_groups = [dict(group, params=None) for group in self.groups]
         self.factors = BucketFactors(
-            self.optimizer, self.stepped, len(self.copies), settings.microbatches
+            self.optimizer, self.stepped, self._places, len(self.copies), settings.microbatches
         )
         self.loans = Loans()
         self._given_back: dict[str, Tensor] = {}
@@ -316,10 +316,6 @@ class Bucket:
         """Multiply the gradient of the step by a number, in place."""
         self.route.scale(factor)
         self.factors.scale(factor)
-
-    def precondition(self) -> Norms:
-        """Turn gradients of matrices into changes, see `BucketFactors.precondition`."""
-        return self.factors.precondition(self.route, self._places)
 
     def step(self, step: int) -> None:
         """Apply the gradient and forget it.

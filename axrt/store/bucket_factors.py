@@ -25,6 +25,7 @@ class BucketFactors:
 
     Args:
         stepped: what is stepped here.
+        places: numbers that order it as the whole model does.
         copies: number of copies of the bucket.
         microbatches: number of those of a step, over all replicas.
     """
@@ -33,11 +34,12 @@ class BucketFactors:
         self,
         optimizer: torch.optim.Optimizer | None,
         stepped: Sequence[nn.Parameter],
+        places: Tensor,
         copies: int,
         microbatches: int,
     ) -> None:
         self._optimizer = optimizer if isinstance(optimizer, KfacAndAdamW) else None
-        self._stepped, self._copies = stepped, copies
+        self._stepped, self._places, self._copies = stepped, places, copies
         self._microbatches = max(1, microbatches // copies)
         self._handles: list[RemovableHandle] = []
         self._sums: dict[str, FactorSums] = {}  # by the name of the matrix
@@ -73,11 +75,9 @@ class BucketFactors:
         if self._optimizer:
             self._optimizer.scale_sums(factor)
 
-    def precondition(self, route: OnDevice, places: Tensor) -> Norms:
+    def precondition(self, route: OnDevice) -> Norms:
         """Turn gradients of matrices into changes.
 
-        Args:
-            places: numbers that order what is stepped here as the whole model does.
         Returns:
             The sum of the products of both by element, of each matrix, as `Bucket.norms` gives
             norms.
@@ -102,8 +102,9 @@ class BucketFactors:
                 found.append((place, slope))
         if not found:
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
+        route.keep_changed()
         slopes = torch.stack([slope for _, slope in found])
-        return places[[place for place, _ in found]], slopes.to("cpu", non_blocking=True)
+        return self._places[[place for place, _ in found]], slopes.to("cpu", non_blocking=True)
 
     def hear(self, slope: Tensor) -> None:
         """Take the sum over all matrices of the model, shape ()."""

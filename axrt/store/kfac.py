@@ -117,8 +117,9 @@ class KfacAndAdamW(MatrixOptimizer):
             watched.sums.scale(factor)
 
     def refresh(self) -> None:
-        for parameter in self.state:
-            self._compute_due(parameter)
+        for group in self.param_groups:
+            for parameter in group["params"] if group["blocks"] else ():
+                self._compute_due(parameter)
 
     def step_matrices(self, group: dict[str, Any]) -> None:
         for parameter, gradient in with_gradient(group):
@@ -141,7 +142,7 @@ class KfacAndAdamW(MatrixOptimizer):
     def _nu(self, options: Mapping[str, Any]) -> float | Tensor:
         if self.slope is None or not options["kl_clip"]:
             return 1.0
-        most = options["kl_clip"] / (options["lr"] ** 2 * self.slope.clamp(min=0))
+        most: Tensor = options["kl_clip"] / (options["lr"] ** 2 * self.slope.clamp(min=0))
         return most.sqrt().clamp(max=1)
 
     def _options_of(self, parameter: nn.Parameter) -> dict[str, Any]:
@@ -166,7 +167,7 @@ class KfacAndAdamW(MatrixOptimizer):
         state: State = self.state.get(parameter, {})
         try:
             compute_due(state, _inverse)
-        except torch.linalg.LinAlgError:
+        except _NotPositiveError:
             name = self._watched[parameter].name if parameter in self._watched else "a matrix"
             damping = self._options_of(parameter)["damping"]
             raise ModelError(
@@ -227,8 +228,15 @@ def _eye(like: Tensor, size: int) -> Tensor:
     return torch.eye(size, dtype=like.dtype, device=like.device)
 
 
+class _NotPositiveError(Exception):
+    """A factor is not positive definite."""
+
+
 def _inverse(factor: Tensor) -> Tensor:
-    return torch.cholesky_inverse(torch.linalg.cholesky(factor))
+    root, fault = torch.linalg.cholesky_ex(factor)
+    if fault:
+        raise _NotPositiveError
+    return torch.cholesky_inverse(root)
 
 
 def _enough(state: State, damping: float) -> float:

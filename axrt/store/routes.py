@@ -128,6 +128,10 @@ class OnDevice:
             if parameter.grad is not None:
                 yield place, parameter.grad
 
+    def keep_changed(self) -> None:
+        """Take gradients that were changed on purpose for complete."""
+        self._gradient.late.remember()
+
     def norms(self) -> Iterator[tuple[int, Tensor]]:
         """The index among the parameters that are stepped, and the norm, of each gradient."""
         present = of_virtual(list(self.gradients()), self._stepped.parts)

@@ -127,7 +127,8 @@ def _matrices(
 
 
 def _made_orthogonal(product: Tensor) -> Tensor:
-    return torch.linalg.qr(product)[0]
+    made: Tensor = torch.linalg.qr(product)[0]
+    return made
 
 
 def operations_of_soap(rows: int, columns: int, refresh: int) -> float:

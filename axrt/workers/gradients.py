@@ -12,7 +12,7 @@ messages."""
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from axrt.device.device import is_on_host
 from axrt.scheduler.bucket import BucketCopy, Copies
@@ -91,7 +91,7 @@ class GradientWorker(Worker):
             Kind.JOIN: self._join,
         }
 
-    def complete_without(self, stage: int, waiting: Collection[nn.Parameter]) -> tuple[int, ...]:
+    def complete_without(self, stage: int, waiting: Collection[Tensor]) -> tuple[int, ...]:
         """The buckets of a stage, by index, that have none of these parameters and were not
         complete before.
 

@@ -158,7 +158,7 @@ class SteppingWorker(Worker):
         _, stage, step, part = task
         bucket, record = self._complete(task), self._records[step]
         record.norms[stage][part] = bucket.norms()  # before gradients are changed
-        record.slopes[stage][part] = bucket.precondition()
+        record.slopes[stage][part] = bucket.factors.precondition(bucket.route)
         return nothing
 
     def _norm(self, task: Task) -> Made:
@@ -178,7 +178,8 @@ class SteppingWorker(Worker):
         heard = [self._mail.take(Meaning.NORM, 0, number) for number in numbers]
         slope = None
         if self._job.preconditions:
-            heard, slopes = zip(*heard, strict=True)
+            slopes = [of_slopes for _, of_slopes in heard]
+            heard = [norms for norms, _ in heard]
             slope = total_slope(slopes)
         norm = total_norm(heard)
         if slope is not None and not slope.isfinite():  # a factor is no number

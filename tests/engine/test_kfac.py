@@ -28,8 +28,15 @@ from .reference import (
 
 WIDTH, MICROBATCHES, STEPS = 6, 4, 10
 OF_ALL = {"lr": 0.05, "rest_lr": 0.003, "weight_decay": 0.1}
-KFAC = {"name": "kfac", "refresh": 1, "lag": 1, "damping": 0.01, "kl_clip": 0.002, **OF_ALL}
-SLOW = {**KFAC, "refresh": 3, "lag": 2, "sample": 2, "kl_clip": 0.0}
+KFAC: dict[str, Any] = {
+    "name": "kfac",
+    "refresh": 1,
+    "lag": 1,
+    "damping": 0.01,
+    "kl_clip": 0.002,
+    **OF_ALL,
+}
+SLOW: dict[str, Any] = {**KFAC, "refresh": 3, "lag": 2, "sample": 2, "kl_clip": 0.0}
 DOUBLE: dict[str, Any] = {"dtype": torch.float64}
 
 
@@ -117,6 +124,11 @@ class Rule:
             )
 
 
+def array_of(tensor: Tensor | None) -> Any:
+    assert tensor is not None
+    return tensor.numpy()
+
+
 def by_numpy(
     given: Callable[[int], Sequence[Item]],
     keys: dict[str, Any],
@@ -126,7 +138,8 @@ def by_numpy(
     whole = model().sequential(SEED)
     named = dict(whole.named_parameters())
     names = [name for name in named if is_matrix(name)]
-    rules = {name: Rule(*named[name].shape, place, keys) for place, name in enumerate(names)}
+    shapes = {name: named[name].shape for name in names}
+    rules = {name: Rule(*shapes[name][:2], place, keys) for place, name in enumerate(names)}  # type: ignore[call-arg]
     rest = [p for name, p in named.items() if not is_matrix(name)]
     decays = [
         {"params": [p for p in rest if p.dim() == 2], "weight_decay": 0.1},
@@ -146,17 +159,18 @@ def by_numpy(
         items = given(step)
         seen.update({name: [] for name in names})
         losses = [nn.functional.cross_entropy(whole(inputs), target) for inputs, target in items]
-        torch.stack(losses).mean().backward()
+        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
         outcome.losses.append(float(torch.stack(losses).mean().detach()))
-        changes = {name: rules[name].change(step, named[name].grad.numpy()) for name in names}
-        slope = sum((changes[name] * named[name].grad.numpy()).sum() for name in names)
+        gradients = {name: array_of(named[name].grad) for name in names}
+        changes = {name: rules[name].change(step, gradients[name]) for name in names}
+        slope = sum((changes[name] * gradients[name]).sum() for name in names)
         lr, most = keys["lr"], keys["kl_clip"]
         nu = min(1.0, np.sqrt(most / (lr**2 * slope))) if most else 1.0
         for name in names:
             mine = owner_of(name) if owner_of else 0
             own = slice(mine * MICROBATCHES, (mine + 1) * MICROBATCHES) if owner_of else slice(None)
             inputs = np.concatenate([x.numpy() for x, _ in seen[name][own]])
-            of_outputs = np.concatenate([out.grad.numpy() for _, out in seen[name][own]])
+            of_outputs = np.concatenate([array_of(out.grad) for _, out in seen[name][own]])
             all_rows = sum(len(x) for x, _ in seen[name])
             rule = rules[name]
             rule.momentum = 0.9 * rule.momentum + nu * changes[name]
@@ -195,7 +209,8 @@ def test_it_is_the_published_rule_with_the_samples_of_owners(
     owners = owners_among(range(8))
     assert {owner for name, owner in owners.items() if is_matrix(name)} == {0, 1}
     expected = by_numpy(batches(2), keys, owners.__getitem__)
-    assert_close(trained(1, 2, keys, memory={"zero": zero}), expected, 1e-12)
+    memory = {"zero": zero, **({"bucket_mb": 0.0005} if keys is SLOW else {})}
+    assert_close(trained(1, 2, keys, memory=memory), expected, 1e-12)
     others = by_numpy(batches(2), keys, lambda name: 1 - owners[name])
     with pytest.raises(AssertionError):
         assert_close(others, expected, 1e-6)
@@ -258,8 +273,15 @@ def test_one_step_of_least_squares_ends_at_the_minimum(monkeypatch: pytest.Monke
         return axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 4, 3, bias=False, **DOUBLE)], Half())
 
     keys = {
-        **{"name": "kfac", "lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "damping": 0.0},
-        **{"kl_clip": 0.0, "betas": [0.9, 0.0], "refresh": 1, "matrices": "0.weight"},
+        "name": "kfac",
+        "lr": 1.0,
+        "weight_decay": 0.0,
+        "momentum": 0.0,
+        "damping": 0.0,
+        "kl_clip": 0.0,
+        "betas": [0.9, 0.0],
+        "refresh": 1,
+        "matrices": "0.weight",
     }
     # The first step has inverses of the identity, and the factors of its samples are there behind
     # it: from wherever it leads, the second ends at the minimum.

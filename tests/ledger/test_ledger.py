@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -457,13 +458,18 @@ def square() -> axrt.PipelineModule:
     return axrt.PipelineModule(layers, functional.cross_entropy)
 
 
-@pytest.mark.parametrize("name", ["muon", "soap"])
+_SHARDED = [{"zero": 1, **SMALL}, {"zero": 3, **SMALL}]
+
+
 @pytest.mark.parametrize(
-    "memory",
-    [{}, {"bucket_mb": 0}, {"zero": 1, **SMALL}, {"zero": 3, **SMALL}, OFFLOADED, ON_HOST],
+    ("name", "memory"),
+    [
+        *product(["muon", "soap"], [{}, {"bucket_mb": 0}, *_SHARDED, OFFLOADED, ON_HOST]),
+        *product(["kfac"], [*_SHARDED, {**OFFLOADED, "zero": 1}]),
+    ],
 )
 def test_what_is_kept_of_whole_matrices_is_foreseen(name: str, memory: dict[str, Any]) -> None:
-    keys = {"name": "soap", "refresh": 2} if name == "soap" else {"name": name}
+    keys = {"name": name} if name == "muon" else {"name": name, "refresh": 2}
     case = Case(
         square,
         optimizer_factory(Optimizer(**keys), square()),
@@ -477,7 +483,7 @@ def test_what_is_kept_of_whole_matrices_is_foreseen(name: str, memory: dict[str,
         expected = told.of_rank(rank)
         tier = Tier.HOST if memory is ON_HOST else Tier.DEVICE
         factors = found.of_purpose(Purpose.FACTORS, tier)
-        assert (factors > 0) == (name == "soap")
+        assert (factors > 0) == (name != "muon")
         # At a time half of the matrices have their next bases, of one owner more or less.
         assert expected.of_purpose(Purpose.FACTORS, tier) == pytest.approx(factors, rel=0.2)
         for tier in Tier:

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -776,19 +777,20 @@ def case_weights_of_a_team_come_and_go(comm: "MPI.Comm") -> None:
 
 
 def case_matrices_of_owners_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
-    """Owners of SOAP's matrices send new weights, and refresh bases when there is time."""
+    """Owners send new weights, and refresh when there is time; those of K-FAC vote, too."""
     if comm.size % 2:
         return
-    of_soap = {"name": "soap", "lr": 0.01, "refresh": 2, "clip": 0.5}
     layout = {"data": 2, "pipe": comm.size // 2}
-    config = configured(4, parallel=layout, memory={"zero": 1}, optimizer=of_soap)
+    for of in ({"name": "soap", "clip": 0.5}, {"name": "kfac"}):
+        optimizer = {"lr": 0.01, "refresh": 2, **of}
+        config = configured(4, parallel=layout, memory={"zero": 1}, optimizer=optimizer)
 
-    def trained(transport: Transport) -> Outcome:
-        by_key: Any = None
-        return train_on_a_rank(transport, with_matrices(), for_matrices(2), 5, config, by_key)
+        def trained(transport: Transport, config: Any = config) -> Outcome:
+            by_key: Any = None
+            return train_on_a_rank(transport, with_matrices(), for_matrices(2), 5, config, by_key)
 
-    here = of_one_rank(comm, lambda: LocalWorld(comm.size).run(trained))
-    assert comm.allgather(trained(MpiTransport(comm))) == here
+        here = of_one_rank(comm, partial(LocalWorld(comm.size).run, trained))
+        assert comm.allgather(trained(MpiTransport(comm))) == here
 
 
 def case_layers_as_they_are_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:

@@ -83,9 +83,3 @@ def test_a_vote_that_does_not_wait_is_found() -> None:
 
     with pytest.raises(AssertionError, match="norm"):
         attack()
-
-
-def test_changes_without_a_vote_are_refused() -> None:
-    policy = policy_by_name("1f1b")
-    with pytest.raises(ValueError, match="changes before a vote, and no vote"):
-        Job(placement_for(policy, 2, 4), policy, 4, preconditions=True)

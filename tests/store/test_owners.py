@@ -32,10 +32,11 @@ def test_nobody_had_less_when_an_owner_got_its_least(costs: dict[str, float], ow
     assert owners_of(dict(reversed(costs.items())), owners) == found, "not by the order of a dict"
 
 
+@pytest.mark.parametrize("name", ["muon", "soap", "kfac"])
 @pytest.mark.parametrize("owners", [2, 4, 8])
-def test_owners_of_the_built_in_model_have_as_much_to_do(owners: int) -> None:
+def test_owners_of_the_built_in_model_have_as_much_to_do(owners: int, name: str) -> None:
     sizes = {"vocab": 50304, "width": 768, "heads": 12, "layers": 12, "context": 1024}
-    config = axrt.Config.read({"model": sizes, "optimizer": {"name": "muon"}})
+    config = axrt.Config.read({"model": sizes, "optimizer": {"name": name}})
     model = model_of(config)
     factory = optimizer_factory(config.optimizer, model)
     named = [one for place, layer in enumerate(model.layers) for one in trained_in(layer, place)]
