@@ -53,7 +53,7 @@ class Took(NamedTuple):
     """What a step took."""
 
     step: float  # seconds
-    optimizer: float  # seconds of steps of the optimizer, and of refreshes
+    optimizer: float  # seconds of steps of the optimizer, of changes before them, and of refreshes
     refresh: float  # seconds of refreshes
     idle: float  # share of the step in which the rank has run nothing
     loss: float
@@ -90,8 +90,9 @@ class Ours:
         took_s, loss = taken_s(lambda: self._engine.train_batch(reads).loss)
         seconds = self._spent.taken()
         refresh = seconds.get(Kind.REFRESH, 0.0)
+        changes = seconds.get(Kind.PRECONDITION, 0.0) + seconds.get(Kind.STEP, 0.0)
         idle = 1 - sum(seconds.values()) / took_s
-        return Took(took_s, refresh + seconds.get(Kind.STEP, 0.0), refresh, idle, loss)
+        return Took(took_s, refresh + changes, refresh, idle, loss)
 
 
 class Ddp:
@@ -149,6 +150,10 @@ def replicas(size: tuple[int, int, int], bfloat16: bool) -> Iterator[tuple[str, 
         for zero, told in ((0, "each replica steps all"), (1, "one owner each")):
             keys: dict[str, Any] = {"parallel": {"data": 2}, "memory": {"zero": zero}}
             yield f"{name}, {told}", Ours(*size, {"name": name, **of_matrices}, **keys)
+    for sample in (1, 10):
+        of_kfac = {"name": "kfac", "rest_lr": OF_BOTH["lr"], "sample": sample}
+        keys = {"parallel": {"data": 2}, "memory": {"zero": 1}}
+        yield f"kfac, one owner each, samples of {_told(sample)}", Ours(*size, of_kfac, **keys)
     yield PEER, Ddp(*size, in_float32=True)
     if bfloat16:
         yield "DDP, torch's Muon on every rank", Ddp(*size, in_float32=False)
@@ -156,10 +161,21 @@ def replicas(size: tuple[int, int, int], bfloat16: bool) -> Iterator[tuple[str, 
 
 def stages(size: tuple[int, int, int]) -> Iterator[tuple[str, Way]]:
     yield "adamw", Ours(*size, {"name": "adamw"})
-    for refresh in (10, 5, NEVER):
-        of_soap = {"name": "soap", "rest_lr": OF_BOTH["lr"], "refresh": refresh}
-        told = "never" if refresh == NEVER else f"every {refresh} steps"
-        yield f"soap, refreshed {told}", Ours(*size, of_soap)
+    for name, refresh in (
+        ("soap", 10),
+        ("soap", 5),
+        ("soap", NEVER),
+        ("kfac", 10),
+        ("kfac", NEVER),
+    ):
+        of_it = {"name": name, "rest_lr": OF_BOTH["lr"], "refresh": refresh}
+        sampled = {"sample": 10} if name == "kfac" else {}
+        told = "never" if refresh == NEVER else _told(refresh)
+        yield f"{name}, refreshed {told}", Ours(*size, {**of_it, **sampled})
+
+
+def _told(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
 
 
 def rounds_of(made: dict[str, Way], rounds: int, seed: int) -> dict[str, list[Took]]:
