@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import axrt
 from axrt.config import Config
+from axrt.model.matrices import Matrices, trained_in
+from axrt.models.registry import model_of
 from axrt.observe.observer import Observer
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.mpi import MpiTransport
@@ -219,14 +221,50 @@ def _ratios(found: Sequence[Took], other: Sequence[Took], figure: Callable[[Took
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
+def show_sent(replicas: int) -> None:
+    """What ranks send in a step: of a GPT of 12 blocks of width 768, by the sizes of its matrices.
+
+    A ring's all-reduce of P numbers sends 2 (n - 1) / n P from each of n ranks, a broadcast from
+    owners, or an all-gather, half of that.
+    """
+    sizes = {"vocab": 50304, "width": 768, "heads": 12, "layers": 12, "context": 1024}
+    config = Config.read({"model": sizes, "optimizer": {"name": "kfac"}})
+    model = model_of(config)
+    matrices = Matrices(model)
+    named = [one for place, layer in enumerate(model.layers) for one in trained_in(layer, place)]
+    weights = sum(parameter.numel() for _, parameter in named)
+    of_matrices, factors, inverses = 0, 0, 0
+    for name, parameter in named:
+        blocks, columns = matrices.blocks_of(name, parameter), parameter.shape[-1]
+        if blocks:
+            of_matrices += parameter.numel()
+            factors += columns**2 + sum(rows**2 for rows in blocks)
+            inverses += sum(columns**2 + rows**2 for rows in blocks)
+    half = 4 * (replicas - 1) / replicas / 1e6
+    print(f"| {replicas} replicas, MB a rank sends | each step | with a refresh, besides |")
+    print("|---|---|---|")
+    for name, each, at_refresh in (
+        ("all-reduce of gradients, as any optimizer", 2 * weights, 0),
+        ("axrt: owners step, and send weights", 2 * weights, 0),
+        ("DP-KFAC as published: changes are broadcast, too", 2 * weights + of_matrices, 0),
+        ("D-KFAC: factors are added up, inverses broadcast", 2 * weights, 2 * factors + inverses),
+    ):
+        print(f"| {name} | {half * each:.0f} | {half * at_refresh:.0f} |")
+
+
 @click.command()
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--layers", default=8, show_default=True)
 @click.option("--width", default=256, show_default=True)
 @click.option("--context", default=128, show_default=True, help="tokens of a microbatch")
 @click.option("--bfloat16", is_flag=True, help="torch's Muon as it is, too")
-def main(rounds: int, layers: int, width: int, context: int, bfloat16: bool) -> None:
+@click.option("--sent", is_flag=True, help="only count what is sent, of 8 replicas")
+def main(rounds: int, layers: int, width: int, context: int, bfloat16: bool, sent: bool) -> None:
     """Time steps of each way."""
+    if sent:
+        if WORLD.rank == 0:
+            show_sent(8)
+        return
     torch.set_num_threads(1)
     name = tempfile.mkdtemp() if WORLD.rank == 0 else ""
     store = Path(WORLD.bcast(name)) / "store"

@@ -168,13 +168,14 @@ def numbers_in(payload: Any) -> int:
     return sum(map(numbers_in, payload)) if isinstance(payload, tuple | list) else 0
 
 
-@pytest.mark.parametrize("keys", [MUON, SOAP])
+@pytest.mark.parametrize("keys", [MUON, SOAP, KFAC])
 def test_owners_send_what_an_all_reduce_sends(keys: dict[str, Any]) -> None:
     """Summed over the ranks: who owns more of the bytes sends more weights and fewer parts."""
     sent = []
     for zero in (0, 1):
+        optimizer = keys if zero else MUON
         config = configured(
-            MICROBATCHES, parallel={"data": 4}, optimizer=keys, memory={"zero": zero}
+            MICROBATCHES, parallel={"data": 4}, optimizer=optimizer, memory={"zero": zero}
         )
 
         def main(transport: Any, config: Any = config) -> int:
