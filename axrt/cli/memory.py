@@ -3,7 +3,6 @@
 import gc
 import json
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -99,7 +98,7 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
         "",
         f"fullest: rank {found.fullest} with {found.unit.text(fullest.total())} on its device",
         *found.unknown,
-        *_owners(found),
+        *([found.owners_told] if found.owners_told else []),
     ]
     of = found.config.memory
     limits = {"memory.device_gb": of.device_gb, "memory.scratch_gb": of.scratch_gb}
@@ -107,22 +106,6 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
     lines += [refused] if refused else fit
     lines += [str(one) for one in helpful] or ["no key that was tried would save 1 % of that"]
     return "\n".join(lines)
-
-
-def _owners(found: "Prediction") -> Iterator[str]:
-    """Who steps the matrices of the stage where owners differ most."""
-    shares = {
-        max(load) / sum(load) * len(load): stage for stage, load in enumerate(found.loads) if load
-    }
-    if not shares:
-        return
-    most = max(shares)
-    load = found.loads[shares[most]]
-    yield (
-        f"each matrix has one of {len(load)} owners; of stage {shares[most]} owner "
-        f"{load.index(max(load))} has most to do, {most:.2f} of the mean, {max(load) / 1e9:.3g} "
-        "billion operations a step"
-    )
 
 
 def _table(found: "Prediction") -> list[str]:

@@ -37,7 +37,8 @@ class Optimizer(Section):
     matrices: str | tuple[str, ...] = key(
         "",
         "names of the matrices that muon, soap or kfac steps, or patterns such as '*.up.weight'; "
-        "'' = what has two dimensions between the first and the last layer. AdamW steps all else",
+        "'*.qkv.weight:3' = each is fused of three, ':64,16,16' = of such rows; '' = what has two "
+        "dimensions between the first and the last layer. AdamW steps all else",
     )
     rest_lr: float = key(
         0.0, "learning rate at its highest of all but matrices (muon, soap, kfac); 0 = lr", least=0

@@ -42,6 +42,25 @@ class Prediction:
     # what the owners of each stage's matrices step, in operations; () for a stage without any
     loads: tuple[tuple[float, ...], ...] = ()
 
+    @property
+    def owners_told(self) -> str:
+        """Who steps the matrices of the stage where owners differ most, as a text; "" where nobody
+        owns any."""
+        shares = {
+            max(load) / sum(load) * len(load): stage
+            for stage, load in enumerate(self.loads)
+            if load
+        }
+        if not shares:
+            return ""
+        most = max(shares)
+        load = self.loads[shares[most]]
+        return (
+            f"each matrix has one of {len(load)} owners; of stage {shares[most]} owner "
+            f"{load.index(max(load))} has most to do, {most:.2f} of the mean, "
+            f"{max(load) / 1e9:.3g} billion operations a step"
+        )
+
     @cached_property
     def of_ranks(self) -> list[Ledger]:
         """The ledger of each rank of the job."""

@@ -3,7 +3,8 @@ they are fused."""
 
 # By itself: what has two dimensions between the first and the last layer, which are the embedding
 # and the head. A matrix whose outputs are several, such as queries, keys and values, is one matrix
-# for each of them; the model has said so where members of a team cut it ("column:3").
+# for each of them; the model has said so where members of a team cut it ("column:3"), or a pattern
+# does ("*.qkv.weight:3").
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -22,11 +23,13 @@ class Matrices:
     """The matrices of a model.
 
     Args:
-        patterns: patterns of names; (): those between the first and the last layer.
+        patterns: patterns of names, each with the number of matrices behind a colon where it names
+            fused ones, or with the rows of each; (): those between the first and the last layer.
     """
 
     def __init__(self, model: PipelineModule, patterns: Sequence[str] = ()) -> None:
-        self._plan, self._last, self._patterns = model.tensor, len(model.layers) - 1, patterns
+        self._plan, self._last = model.tensor, len(model.layers) - 1
+        self._patterns = dict(_with_blocks(pattern) for pattern in patterns)
         names = [name for name, parameter in _trained(model) if self.blocks_of(name, parameter)]
         self._places = {name: place for place, name in enumerate(names)}
 
@@ -43,7 +46,9 @@ class Matrices:
     def fused_of(self, name: str, parameter: Tensor) -> tuple[int, ...]:
         """The rows of each matrix that a matrix is fused of, whether it is one of these or not."""
         rows, path = len(parameter), name.rpartition(".")[0]
-        for _, way in cuts_in(self._plan, path):
+        said = self._patterns.get(self._pattern_of(name) or "", "")
+        ways = [f"{COLUMN}:{said}"] if said else [way for _, way in cuts_in(self._plan, path)]
+        for way in ways:
             blocks = blocks_of(way, rows) if way.partition(":")[0] == COLUMN else (rows,)
             if sum(blocks) == rows:
                 return blocks
@@ -56,7 +61,7 @@ class Matrices:
     def _has(self, name: str, parameter: Tensor) -> bool:
         if not self._patterns:
             return parameter.dim() == 2 and 0 < int(name.partition(".")[0]) < self._last
-        pattern = next((one for one in self._patterns if fnmatchcase(name, one)), None)
+        pattern = self._pattern_of(name)
         if pattern is not None and parameter.dim() != 2:
             raise ConfigError(
                 f"optimizer.matrices: {pattern!r} names {name}, which has "
@@ -64,12 +69,22 @@ class Matrices:
             )
         return pattern is not None
 
+    def _pattern_of(self, name: str) -> str | None:
+        return next((one for one in self._patterns if fnmatchcase(name, one)), None)
+
     def check(self, model: PipelineModule) -> None:
         """Check that each pattern names a trained matrix, and that there is one without patterns.
 
         Raises:
-            ConfigError: one names none.
+            ConfigError: one names none, or its blocks do not fit.
         """
+        for name, parameter in _trained(model):
+            said = self._patterns.get(self._pattern_of(name) or "", "")
+            if said and sum(blocks_of(f"{COLUMN}:{said}", len(parameter))) != len(parameter):
+                raise ConfigError(
+                    f"optimizer.matrices: {self._pattern_of(name)}:{said} names {name}, which has "
+                    f"{len(parameter)} rows; expected a divisor of them, or numbers that add up"
+                )
         names, all_names = list(self._places), [name for name, _ in _trained(model)]
         for pattern in self._patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -112,6 +127,17 @@ class Matrices:
                         "no factors; expected weights of torch.nn.Linear that one layer has, and "
                         "optimizer.matrices without this one"
                     )
+
+
+def _with_blocks(pattern: str) -> tuple[str, str]:
+    """A pattern of names, and what it says of blocks; "" where it says nothing."""
+    name, colon, said = pattern.partition(":")
+    if colon and not all(number.isdigit() and int(number) for number in said.split(",")):
+        raise ConfigError(
+            f"optimizer.matrices: {pattern!r} has {said!r} behind its colon; expected how many "
+            "matrices are fused, such as '*.qkv.weight:3', or the rows of each, such as ':64,16,16'"
+        )
+    return name, said
 
 
 def _trained(model: PipelineModule) -> Iterator[tuple[str, nn.Parameter]]:

@@ -280,6 +280,8 @@ def _memory(memory: Mapping[str, Any]) -> Chart:
     says = (
         f"What ranks hold by prediction, and the most that was measured ({memory.get('of', '')})."
     )
+    if memory.get("owners"):
+        says += f" {memory['owners'].capitalize()}."
     head = ["rank", *(f"{tier}, predicted" for tier in tiers)]
     head += [f"{tier}, measured" for tier in found]
     return Chart("memory", "Memory", says, traces, layout, head, rows)

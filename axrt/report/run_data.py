@@ -28,6 +28,7 @@ _OF_MEMORY: Fits = {
             isinstance(value, list) and all(is_number(one) or are_numbers(one) for one in value)
         )
     ),
+    "owners": or_none(is_text),
 }
 
 

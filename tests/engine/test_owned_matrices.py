@@ -397,11 +397,21 @@ def test_what_has_factors_of_narrow_parameters_is_refused(keys: dict[str, Any]) 
             r"'\*\.upp\.weight' matches nothing; .* the nearest is '\d\.up\.weight'",
         ),
         (["*.norm.weight"], r"names 1\.norm\.weight, which has 1 dimensions"),
+        (["*.up.weight:5"], r"\*\.up\.weight:5 names 1\.up\.weight, which has 48 rows"),
+        (["*.up.weight:0"], r"has '0' behind its colon"),
     ],
 )
 def test_names_of_matrices_are_checked(matrices: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         trained(1, 1, optimizer={**MUON, "matrices": matrices})
+
+
+@pytest.mark.parametrize("said", ["3", "16,16,16"])
+def test_a_pattern_says_of_what_a_matrix_is_fused(said: str) -> None:
+    made = optimizer_factory(Optimizer(name="muon", matrices=(f"*.up.weight:{said}",)), model())(
+        [*model().sequential(1).named_parameters()]
+    )
+    assert {group["blocks"] for group in made.param_groups} == {(16, 16, 16), ()}
 
 
 def test_a_model_without_matrices_between_its_ends_is_refused() -> None:

@@ -479,6 +479,8 @@ def test_what_is_kept_of_whole_matrices_is_foreseen(name: str, memory: dict[str,
         sections={"memory": memory, "optimizer": keys},
     )
     told, held = case.predicted(), case.held()
+    shared_out = "each matrix has one of 2 owners; of stage " in told.owners_told
+    assert shared_out == ("zero" in memory)
     for rank, found in enumerate(held):
         expected = told.of_rank(rank)
         tier = Tier.HOST if memory is ON_HOST else Tier.DEVICE

@@ -123,6 +123,17 @@ def test_memory_of_each_tier_stands_beside_its_prediction(runs: Path) -> None:
     assert told["measured"][0]["host"] == pytest.approx(predicted, rel=0.05)
 
 
+def test_who_owns_matrices_stands_beside_memory(runs: Path) -> None:
+    path = runs / "two" / "memory.json"
+    told = json.loads(path.read_text())
+    assert told["owners"] == "", "its optimizer steps each element by itself"
+    told["owners"] = "each matrix has one of 2 owners"
+    path.write_text(json.dumps(told) + "\n")
+    report(str(runs / "two"))
+    page = Page((runs / "two" / "report.html").read_text())
+    assert "Each matrix has one of 2 owners." in page.texts["memory"]
+
+
 def test_each_column_of_a_table_has_its_heading(runs: Path) -> None:
     report(str(runs / "one"))
     rows = Page((runs / "one" / "report.html").read_text()).rows

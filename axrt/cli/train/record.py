@@ -136,6 +136,7 @@ class Record:
             ],
             "measured": [dict(of) for of in measured],
             "of": self._what_is_measured,
+            "owners": self._prediction.owners_told,
         }
         try:
             self._files.write(MEMORY, json.dumps(told) + "\n")
