@@ -258,26 +258,41 @@ def show_sent(replicas: int) -> None:
 @click.option("--width", default=256, show_default=True)
 @click.option("--context", default=128, show_default=True, help="tokens of a microbatch")
 @click.option("--bfloat16", is_flag=True, help="torch's Muon as it is, too")
+@click.option("--stages", "only_stages", is_flag=True, help="leave replicas out")
 @click.option("--sent", is_flag=True, help="only count what is sent, of 8 replicas")
-def main(rounds: int, layers: int, width: int, context: int, bfloat16: bool, sent: bool) -> None:
+def main(
+    rounds: int,
+    layers: int,
+    width: int,
+    context: int,
+    bfloat16: bool,
+    only_stages: bool,
+    sent: bool,
+) -> None:
     """Time steps of each way."""
     if sent:
         if WORLD.rank == 0:
             show_sent(8)
         return
     torch.set_num_threads(1)
-    name = tempfile.mkdtemp() if WORLD.rank == 0 else ""
-    store = Path(WORLD.bcast(name)) / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=WORLD.rank, world_size=2)
     size = layers, width, context
-    of_replicas = rounds_of(dict(replicas(size, bfloat16)), rounds, 0)
+    of_replicas = {} if only_stages else rounds_of(_beside_ddp(size, bfloat16), rounds, 0)
     of_stages = rounds_of(dict(stages(size)), rounds, 1)
     if WORLD.rank == 0:
-        show_replicas(of_replicas, context)
+        if of_replicas:
+            show_replicas(of_replicas, context)
         show_stages(of_stages)
         for way, found in of_replicas.items():
             print(f"losses of {way}: {', '.join(f'{one.loss:.4f}' for one in found[:3])}")
-    dist.destroy_process_group()
+    if of_replicas:
+        dist.destroy_process_group()
+
+
+def _beside_ddp(size: tuple[int, int, int], bfloat16: bool) -> dict[str, Way]:
+    name = tempfile.mkdtemp() if WORLD.rank == 0 else ""
+    store = Path(WORLD.bcast(name)) / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=WORLD.rank, world_size=2)
+    return dict(replicas(size, bfloat16))
 
 
 if __name__ == "__main__":
