@@ -65,7 +65,10 @@ class Optimizer(Section):
         least=1,
     )
     damping: float = key(
-        1e-3, "what is added to the product of kfac's factors before it is inverted", least=0
+        1e-3,
+        "kfac: its root is split between both factors, and added to copies of them before they are "
+        "inverted",
+        least=0,
     )
     kl_clip: float = key(
         1e-3,

@@ -6,6 +6,7 @@ they are fused."""
 # for each of them; the model has said so where members of a team cut it ("column:3"), or a pattern
 # does ("*.qkv.weight:3").
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -86,8 +87,15 @@ class Matrices:
                     f"{len(parameter)} rows; expected a divisor of them, or numbers that add up"
                 )
         names, all_names = list(self._places), [name for name, _ in _trained(model)]
+        first = {self._pattern_of(name) for name in names}
         for pattern in self._patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
+            matches = any(fnmatchcase(name, pattern) for name in names)
+            if matches and pattern not in first:
+                raise ConfigError(
+                    f"optimizer.matrices: patterns before {pattern!r} take all that it names; "
+                    "expected it before them"
+                )
+            if not matches:
                 near = get_close_matches(pattern, all_names, n=1, cutoff=0.3)
                 hint = f"; the nearest is {near[0]!r}" if near else ""
                 raise ConfigError(
@@ -108,25 +116,36 @@ class Matrices:
         Raises:
             ConfigError: one is not.
         """
-        for place, layer in enumerate(model.layers):
-            module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
-            if not isinstance(module, nn.Module):
+        modules = [
+            (place, layer, without_memory(layer) if isinstance(layer, LayerSpec) else layer)
+            for place, layer in enumerate(model.layers)
+        ]
+        every = [
+            (f"{place}.{path}.weight" if path else f"{place}.weight", one)
+            for place, _, module in modules
+            if isinstance(module, nn.Module)
+            for path, one in module.named_modules(remove_duplicate=False)
+        ]
+        held = Counter(id(one) for _, of in every for one in of._parameters.values())
+        linear = {name: held[id(one.weight)] == 1 for name, one in every if type(one) is nn.Linear}
+        tied = {
+            f"{place}.{name}"
+            for place, layer, _ in modules
+            if isinstance(layer, TiedLayerSpec)
+            for name in layer.tied
+        }
+        for name in self._places:
+            if name in tied or not linear.get(name, True):
+                is_what = "held by several layers or modules"
+            elif name not in linear:
+                is_what = "no weight of a Linear"
+            else:
                 continue
-            tied = layer.tied if isinstance(layer, TiedLayerSpec) else ()
-            linear = {
-                f"{place}.{path}.weight" if path else f"{place}.weight"
-                for path, one in module.named_modules()
-                if type(one) is nn.Linear
-            }
-            for name, _ in trained_in(layer, place):
-                is_tied = name.removeprefix(f"{place}.") in tied
-                if name in self._places and (is_tied or name not in linear):
-                    is_what = "tied to another layer" if is_tied else "no weight of a Linear"
-                    raise ConfigError(
-                        f"optimizer.name = {method!r} and {name} is {is_what}, of which it knows "
-                        "no factors; expected weights of torch.nn.Linear that one layer has, and "
-                        "optimizer.matrices without this one"
-                    )
+            raise ConfigError(
+                f"optimizer.name = {method!r} and {name} is {is_what}, of which it knows no "
+                "factors; expected weights of torch.nn.Linear that one module has, and "
+                "optimizer.matrices without this one"
+            )
 
 
 def _with_blocks(pattern: str) -> tuple[str, str]:

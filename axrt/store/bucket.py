@@ -237,6 +237,7 @@ class Bucket:
         parameter, which is a view of flat memory."""
         self.route.open()
         self.gradient.open()
+        self.factors.open()
         if self.virtual:
             self.virtual.open()
 
@@ -246,6 +247,7 @@ class Bucket:
         if self.virtual:
             self.virtual.add_up()
         self.gradient.close()
+        self.factors.close(self.named, self.gradient.added_to)
         if self.shard:
             self.shard.close()
 
@@ -312,10 +314,10 @@ class Bucket:
         norms = torch.stack([norm for _, norm in found])
         return self._places[[place for place, _ in found]], norms.to("cpu", non_blocking=True)
 
-    def scale(self, factor: float | Tensor) -> None:
-        """Multiply the gradient of the step by a number, in place."""
+    def scale(self, factor: float | Tensor, weight: float | None) -> None:
+        """Multiply the gradient of the step, see `BucketFactors.scale`."""
         self.route.scale(factor)
-        self.factors.scale(factor)
+        self.factors.scale(factor, weight)
 
     def step(self, step: int) -> None:
         """Apply the gradient and forget it.

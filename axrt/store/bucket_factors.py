@@ -43,6 +43,8 @@ class BucketFactors:
         self._microbatches = max(1, microbatches // copies)
         self._handles: list[RemovableHandle] = []
         self._sums: dict[str, FactorSums] = {}  # by the name of the matrix
+        self._names: list[str] = []  # of what is stepped here
+        self._slopes: list[tuple[str, Tensor]] = []  # of this step
 
     def watch(self, stage: Stage, named: Mapping[str, nn.Parameter], has_shard: bool) -> None:
         """Add up what matrices are given, until `release`.
@@ -54,6 +56,7 @@ class BucketFactors:
         Raises:
             ConfigError: several copies would step the same matrix.
         """
+        self._names = list(named)
         for name, parameter in named.items() if self._optimizer else ():
             assert self._optimizer is not None
             sums = self._optimizer.sums_of(parameter, name, self._copies)
@@ -70,10 +73,43 @@ class BucketFactors:
             self._handles.append(watch(module, sums, stage.deferral))
             self._sums[name] = sums
 
-    def scale(self, factor: float | Tensor) -> None:
-        """Multiply gradients of the outputs by a number, as the bucket's gradient is."""
+    def open(self) -> None:
+        """Backwards of a step begin, or those that a reduction adds up."""
+        for sums in self._sums.values():
+            sums.is_open = True
+
+    def close(
+        self, named: Sequence[tuple[str, nn.Parameter]], added_to: Sequence[nn.Parameter]
+    ) -> None:
+        """They have ended.
+
+        Args:
+            named: parameters of the bucket with their names.
+            added_to: those to whose gradients they have added.
+        Raises:
+            ModelError: a weight's gradient is of more than what its module was given.
+        """
+        for (name, _), parameter in zip(named, added_to, strict=True) if self._sums else ():
+            if name not in self._sums:
+                continue
+            sums = self._sums[name]
+            sums.is_open = False
+            if not sums.are_all_of(parameter.grad):
+                raise ModelError(
+                    f"the gradient of {name} is not that of what its torch.nn.Linear was given: "
+                    "the weight is used without calling the module, or a hook changes its "
+                    "gradient; expected optimizer.matrices without it, since optimizer.name = "
+                    "'kfac' would have wrong factors"
+                )
+
+    def scale(self, factor: float | Tensor, weight: float | None) -> None:
+        """Multiply gradients of the outputs by a number, as the bucket's gradient is.
+
+        Args:
+            weight: sum of the weights of all losses; None: they are means.
+        """
         if self._optimizer:
-            self._optimizer.scale_sums(factor)
+            self._optimizer.scale_sums(factor, weight)
 
     def precondition(self, route: OnDevice) -> Norms:
         """Turn gradients of matrices into changes.
@@ -100,6 +136,7 @@ class BucketFactors:
                 self._optimizer.forget(parameter)
             if slope is not None:
                 found.append((place, slope))
+        self._slopes = [(self._names[place], slope) for place, slope in found]
         if not found:
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
         route.keep_changed()
@@ -112,13 +149,12 @@ class BucketFactors:
             self._optimizer.slope = slope
 
     def warn(self) -> None:
-        """Name the matrices because of which a step is dropped: what they were given makes no
-        factor."""
-        for name, sums in self._sums.items():
-            if sums.rows and not sums.is_finite:
+        """Name the matrices because of which a step is dropped, whose gradients are numbers."""
+        for name, slope in self._slopes:
+            if not slope.isfinite():
                 warnings.warn(
-                    f"the inputs of {name}, or the gradients of its outputs, make a factor that is "
-                    "no finite number, and so this step is skipped",
+                    f"the inputs of {name}, or the gradients of its outputs, are so large that its "
+                    "factors or its change are no finite numbers, and so this step is skipped",
                     stacklevel=2,
                 )
 

@@ -5,10 +5,13 @@ two factors, A of the layer's inputs and G of the gradients of its outputs. The 
 the owner's own microbatches, and none of them travels (DP-KFAC, Zhang et al. 2022).
 """
 
-# For a matrix that N rows of the batch go through, of which the owner has n:
+# For a matrix that N rows of the batch go through, of which the owner has n, one of c copies:
 #
 #     A = sum over its rows of x x' / n        the loss is a mean over rows, and so has row r the
-#     G = sum over its rows of N^2 g g' / n    gradient N g of its own
+#     G = sum over its rows of N^2 g g' / n    gradient N g of its own; N = c n
+#
+# Where losses have weights, W over the whole batch, G has W for N: its rows have W g, and W / c is
+# what the owner has of it.
 #
 # Both are running averages that begin with the identity. The damping is split by pi, the root of
 # the mean eigenvalue of A over that of G, and added to a copy when a refresh is due, see
@@ -111,10 +114,15 @@ class KfacAndAdamW(MatrixOptimizer):
         for watched in self._watched.values():
             watched.sums.forget()
 
-    def scale_sums(self, factor: float | Tensor) -> None:
-        """Multiply the gradients that were added up by a number."""
+    def scale_sums(self, factor: float | Tensor, weight: float | None) -> None:
+        """Multiply the gradients that were added up by a number.
+
+        Args:
+            weight: sum of the weights of all losses; None: they are means over rows.
+        """
         for watched in self._watched.values():
             watched.sums.scale(factor)
+            watched.weight = weight
 
     def refresh(self) -> None:
         for group in self.param_groups:
@@ -181,6 +189,7 @@ class _Watched:
 
     def __init__(self, name: str, sums: FactorSums, copies: int) -> None:
         self.name, self.sums, self._copies = name, sums, copies
+        self.weight: float | None = None  # of all losses of the step; None: they are means
 
     @property
     def nothing(self) -> Tensor | float:
@@ -193,9 +202,9 @@ class _Watched:
         if not sums.rows:
             return
         state["right.factor"].lerp_(sums.inputs / sums.rows, weight)
+        all_rows = sums.rows * self._copies if self.weight is None else self.weight
         for number, output in enumerate(sums.outputs):
-            mean = output * (sums.rows * self._copies**2)
-            state[f"left.{number}.factor"].lerp_(mean, weight)
+            state[f"left.{number}.factor"].lerp_(output * (all_rows * self._copies), weight)
         sums.forget()
 
 

@@ -49,6 +49,7 @@ class _StepRecord:
     norm: Tensor | None = None
     # sum of change times gradient over all matrices, shape (); None where nothing is preconditioned
     slope: Tensor | None = None
+    is_of_factors: bool = False  # because of which the step is dropped
     # norms of gradients, by stage and bucket
     norms: dict[int, dict[int, Norms]] = field(default_factory=lambda: defaultdict(dict))
     # change times gradient of each matrix, by stage and bucket
@@ -121,6 +122,9 @@ class SteppingWorker(Worker):
         norm, slope = payload if self._job.preconditions else (payload, None)
         record = self._records[message.number]
         record.norm, record.slope = norm, slope
+        if slope is not None and not slope.isfinite():  # a factor is no number
+            record.is_of_factors = bool(norm.isfinite())
+            record.norm = norm = torch.full_like(norm, math.nan)
         if self._loss_scale:
             self._loss_scale.judge(message.number, overflowed=not norm.isfinite())
 
@@ -164,12 +168,11 @@ class SteppingWorker(Worker):
     def _norm(self, task: Task) -> Made:
         buckets = range(len(self._buckets[task.stage]))
         if self._job.preconditions:
-            record = self._records[task.microbatch]
-            norms_and_slopes = [
-                joined([of[task.stage][bucket] for bucket in buckets])
-                for of in (record.norms, record.slopes)
+            record, stage = self._records[task.microbatch], task.stage
+            every = [
+                [of[stage][bucket] for bucket in buckets] for of in (record.norms, record.slopes)
             ]
-            return lambda message: tuple(norms_and_slopes)
+            return lambda message: tuple(map(joined, every))  # not before they are here
         norms = [self._complete(task._replace(part=bucket)).norms() for bucket in buckets]
         return lambda message: joined(norms)
 
@@ -182,8 +185,6 @@ class SteppingWorker(Worker):
             heard = [norms for norms, _ in heard]
             slope = total_slope(slopes)
         norm = total_norm(heard)
-        if slope is not None and not slope.isfinite():  # a factor is no number
-            norm = torch.full_like(norm, math.nan)
         pipes = self._records[task.microbatch].in_order(self._job.team)
         if not all(math.isfinite(value) for losses in pipes for value in losses.values):
             # The gradient of a loss that is no number may be one all the same.
@@ -215,7 +216,8 @@ class SteppingWorker(Worker):
         """Step a bucket as the vote says, where there is one."""
         bucket, record = self._buckets[task.stage][task.part], self._records[task.microbatch]
         if self._overflows(record):
-            bucket.factors.warn()
+            if record.is_of_factors:
+                bucket.factors.warn()
             bucket.forget_gradients()
             return
         if self._clip:
@@ -255,5 +257,5 @@ class SteppingWorker(Worker):
             weight = total_weight(record.in_order(self._job.team))
             scale = self._loss_scale.of(task.microbatch) if self._loss_scale else None
             if weight is not None or scale is not None:
-                bucket.scale(1 / ((weight or 1.0) * (scale or 1.0)))
+                bucket.scale(1 / ((weight or 1.0) * (scale or 1.0)), weight)
         return bucket

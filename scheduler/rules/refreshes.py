@@ -7,7 +7,7 @@ do."""
 #                                            the stage have been refreshed
 #
 # Which step uses a refresh is a number, and no clock: `lag` steps behind the step that it follows.
-# Most refreshes have nothing to do: `axrt/store/soap.py` says which matrices are due.
+# Most refreshes have nothing to do: `axrt/store/refreshed.py` says which are due.
 #
 # A refresh runs once the step behind its own is asked for, or a stage that ends a call last would
 # compute it while its user waits (`Job.first_for`). A save computes it before.

@@ -77,7 +77,12 @@ def run(method: Method, value: float, seed: int, steps: int, mpirun: str) -> Cur
 
 def tuned(method: Method, seeds: int, steps: int, mpirun: str) -> list[Curve]:
     """A run on each seed, with the value that ends best on the first one."""
-    first = {value: run(method, value, 1, steps, mpirun) for value in method.values}
+    first: dict[float, Curve] = {}
+    for value in method.values:
+        try:
+            first[value] = run(method, value, 1, steps, mpirun)
+        except click.ClickException as error:  # such as one that diverges
+            print(f"left out: {error}", flush=True)
     told = ", ".join(f"{value:g}: {curve.losses[-1]:.3f}" for value, curve in first.items())
     print(f"{method.name} after {steps} steps, by {method.tried}: {told}", flush=True)
     best = min(first, key=lambda value: first[value].losses[-1])

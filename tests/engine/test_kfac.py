@@ -1,5 +1,7 @@
 """K-FAC by its keys, beside the published rule written down once more in numpy."""
 
+import copy
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ import axrt
 from axrt.config import Optimizer
 from axrt.errors import AxrtError, ConfigError
 from axrt.model.matrices import trained_in
+from axrt.store import kfac
 from axrt.store.owners import owners_of_stage
 from axrt.store.presets import optimizer_factory
 from axrt.transport.local import LocalWorld
@@ -362,6 +365,9 @@ def test_a_factor_that_has_no_inverse_is_told_with_a_damping_that_does() -> None
     trained(1, 1, {**keys, "damping": enough}, 3, given=few)
 
 
+SHARDED: dict[str, Any] = {"parallel": {"data": 2}, "memory": {"zero": 2}}
+
+
 class Twice(nn.Linear):
     def forward(self, value: Tensor) -> Tensor:
         return super().forward(super().forward(value))
@@ -377,6 +383,30 @@ class Shared(nn.Module):
         return out
 
 
+class WithoutCall(Shared):
+    def forward(self, value: Tensor) -> Tensor:
+        return nn.functional.linear(value, self.linear.weight)
+
+
+class AlsoWithoutCall(Shared):
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = self.linear(value)
+        return out + nn.functional.linear(value, self.linear.weight)
+
+
+class TwoNames(Shared):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(8, 8)
+        self.other.weight = self.linear.weight
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    layer.weight.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
+    return layer
+
+
 @pytest.mark.parametrize(
     ("middle", "sections", "text"),
     [
@@ -385,8 +415,13 @@ class Shared(nn.Module):
         (
             lambda: axrt.TiedLayerSpec("a", nn.Linear, 8, 8),
             {},
-            r"1\.weight is tied to another layer",
+            r"1\.weight is held by several layers",
         ),
+        (TwoNames, {}, r"1\.linear\.weight is held by several layers or modules"),
+        (WithoutCall, {}, r"1\.linear\.weight is not that of what its torch\.nn\.Linear was given"),
+        (AlsoWithoutCall, {}, r"1\.linear\.weight is not that of what"),
+        (AlsoWithoutCall, SHARDED, r"1\.linear\.weight is not that of what"),
+        (hooked, {"schedule": {"policy": "zb-h1"}}, r"the gradient of 1\.weight is not that of"),
         (Shared, {"parallel": {"data": 2}, "memory": {"zero": 0}}, r"expected memory\.zero = 1"),
         (Shared, {"schedule": {"policy": "chimera"}}, r"2 copies of .*memory\.zero = 1 or more"),
         (Shared, {"optimizer": {**KFAC, "clip": 1.0}}, r"optimizer\.clip = 1 with"),
@@ -409,8 +444,10 @@ def test_what_has_no_factors_is_refused(
     middle: Callable[[], Any], sections: dict[str, Any], text: str
 ) -> None:
     def of() -> axrt.PipelineModule:
-        last = axrt.TiedLayerSpec("a", nn.Linear, 8, 8) if "tied" in text else nn.Linear(8, 8)
-        return as_it_is(nn.Linear(8, 8), middle(), last, nn.Linear(8, 5))
+        given = middle()
+        is_tied = isinstance(given, axrt.TiedLayerSpec)
+        last = axrt.TiedLayerSpec("a", nn.Linear, 8, 8) if is_tied else nn.Linear(8, 8)
+        return as_it_is(nn.Linear(8, 8), given, last, nn.Linear(8, 5))
 
     def main(transport: Any) -> Any:
         by_key: Any = None
@@ -440,6 +477,145 @@ def test_an_evaluation_and_its_layers_leave_factors_alone() -> None:
         return LocalWorld(1, 1).run(main)[0]
 
     assert run(True) == run(False)
+
+
+def of_step(engine: axrt.Engine, between: Callable[[], None]) -> list[float]:
+    losses = []
+    for number in range(4):
+        losses.append(engine.train_batch(iter(batches(1)(number))).loss)
+        between()
+    return losses
+
+
+def test_backwards_of_others_leave_factors_alone() -> None:
+    """Those of the user, of a copy, and of what he has pickled."""
+
+    def run(disturbs: bool) -> list[float]:
+        torch.manual_seed(1)
+        layers = [nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)]
+
+        def between() -> None:
+            for layer in (layers[1], copy.deepcopy(layers[1]), pickled(layers[1])):
+                layer(torch.randn(3, 8)).pow(2).sum().backward()
+                layer.weight.grad = None
+
+        def main(transport: Any) -> list[float]:
+            by_key: Any = None
+            config = configured(MICROBATCHES, optimizer=KFAC)
+            given = as_it_is(*layers)
+            with axrt.initialize(given, by_key, config=config, transport=transport) as engine:
+                return of_step(engine, between if disturbs else lambda: None)
+
+        return LocalWorld(1, 1).run(main)[0]
+
+    assert run(True) == run(False)
+
+
+def pickled(layer: nn.Linear) -> nn.Linear:
+    found: nn.Linear = pickle.loads(pickle.dumps(layer))
+    return found
+
+
+class Doubled(nn.Module):
+    """Gives twice what its linear layer gives, by itself or by a hook."""
+
+    def __init__(self, by_hook: bool) -> None:
+        super().__init__()
+        self.linear, self.by_hook = nn.Linear(8, 8), by_hook
+        if by_hook:
+            self.linear.register_forward_hook(lambda module, given, out: 2 * out)
+
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = self.linear(input=value)
+        return out if self.by_hook else 2 * out
+
+
+def test_factors_are_of_what_the_layer_itself_gives() -> None:
+    by_hook, by_itself = (
+        trained(
+            *(1, 1, {**KFAC, "kl_clip": 0.0}, 6),
+            of=lambda: as_it_is(
+                axrt.LayerSpec(nn.Linear, 8, 8),
+                axrt.LayerSpec(Doubled, of),  # noqa: B023
+                axrt.LayerSpec(nn.Linear, 8, 5),
+            ),
+        )
+        for of in (True, False)
+    )
+    assert by_hook == by_itself
+
+
+class Asks(nn.Module):
+    """Multiplies its input with what a linear layer makes of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.question, self.linear = nn.Parameter(torch.ones(1, 8)), nn.Linear(8, 8)
+
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = value * self.linear(self.question.expand(len(value), 8))
+        return out
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+def test_an_input_may_be_a_weight_that_is_let_go(policy: str) -> None:
+    def of() -> axrt.PipelineModule:
+        ends = axrt.LayerSpec(nn.Linear, 8, 8), axrt.LayerSpec(nn.Linear, 8, 5)
+        return as_it_is(ends[0], axrt.LayerSpec(Asks), axrt.LayerSpec(Asks), ends[1])
+
+    keys = {**KFAC, "matrices": "*.linear.weight"}
+    found, expected = (
+        trained(2, 2, keys, 4, of, schedule={"policy": policy}, memory={"zero": zero})
+        for zero in (3, 1)
+    )
+    assert_close(found, expected, 1e-6)
+
+
+def weighted(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    each = nn.functional.cross_entropy(outputs, target, reduction="sum")
+    return each, torch.tensor(float(len(target)))
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_loss_whose_weights_are_rows_has_the_factors_of_a_mean(data: int) -> None:
+    first, *blocks, last = model().layers
+    expected = trained(1, data, {**KFAC, "kl_clip": 0.0})
+    found = trained(
+        *(1, data, {**KFAC, "kl_clip": 0.0}),
+        of=lambda: axrt.PipelineModule([first, *blocks, last], weighted),
+    )
+    assert_close(found, expected, 1e-10)
+
+
+def test_half_the_weight_is_half_the_rows() -> None:
+    """A loss in which half of the rows count has the gradients of the mean over them, and G of
+    as many."""
+
+    def halved(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        half = len(target) // 2
+        each = nn.functional.cross_entropy(outputs[:half], target[:half], reduction="sum")
+        return each, torch.tensor(float(half))
+
+    sums: list[dict[str, Tensor]] = []
+
+    def keep(self: Any, state: Any, weight: float) -> None:
+        kept(self, state, weight)
+        sums.append({key: one.clone() for key, one in state.items() if key.startswith("left.0.f")})
+
+    kept = kfac._Watched.average_into
+    first, *blocks, last = model().layers
+    for loss, given in ((halved, None), (weighted, first_halves)):
+        of = axrt.PipelineModule([first, *blocks, last], loss)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kfac._Watched, "average_into", keep)
+            trained(1, 1, KFAC, 1, lambda of=of: of, given)  # type: ignore[misc]
+    half = len(sums) // 2
+    for all_rows, of_halves in zip(sums[:half], sums[half:], strict=True):
+        torch.testing.assert_close(all_rows, of_halves)
+
+
+def first_halves(step: int) -> list[Item]:
+    return [(inputs[:3], target[:3]) for inputs, target in batches(1)(step)]
 
 
 def test_a_model_is_given_back_without_hooks() -> None:
