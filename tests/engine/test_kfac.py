@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import axrt
 from axrt.config import Optimizer
 from axrt.errors import AxrtError, ConfigError
+from axrt.model.deferral import Deferral
 from axrt.model.matrices import trained_in
 from axrt.store import kfac
 from axrt.store.owners import owners_of_stage
@@ -569,6 +570,33 @@ def test_an_input_may_be_a_weight_that_is_let_go(policy: str) -> None:
         for zero in (3, 1)
     )
     assert_close(found, expected, 1e-6)
+
+
+def test_gradients_that_are_made_for_the_step_alone_are_changed_in_it() -> None:
+    """Narrow ones, whose total has no memory before the step where state is offloaded."""
+
+    def of() -> axrt.PipelineModule:
+        sizes = [(8, 8), (8, 8), (8, 8), (8, 5)]
+        return as_it_is(*[axrt.LayerSpec(nn.Linear, *size) for size in sizes])
+
+    narrow = {"weights": "bfloat16", "gradients": "weights"}
+    found, expected = (
+        trained(1, 1, KFAC, 5, of, precision=narrow, memory=memory)
+        for memory in ({"scratch": "host", "offload": "stream"}, {})
+    )
+    assert found == expected
+
+
+def test_what_a_factor_costs_waits_beside_the_weight_gradient() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    deferral, done = Deferral([weight]), list[str]()
+    with deferral.collecting(3):
+        (weight * 2).sum().backward()  # type: ignore[no-untyped-call]
+        deferral.add_beside(weight, lambda: done.append("waited"))
+    assert (deferral.pieces(3), done) == (1, [])
+    deferral.run_piece(3)
+    deferral.add_beside(weight, lambda: done.append("at once"))
+    assert (deferral.pieces(3), done) == (0, ["waited", "at once"])
 
 
 def weighted(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
