@@ -86,7 +86,8 @@ class Matrices:
                     f"optimizer.matrices: {self._pattern_of(name)}:{said} names {name}, which has "
                     f"{len(parameter)} rows; expected a divisor of them, or numbers that add up"
                 )
-        names, all_names = list(self._places), [name for name, _ in _trained(model)]
+        names = list(self._places)
+        all_names = [name for name, parameter in _trained(model) if parameter.dim() == 2]
         first = {self._pattern_of(name) for name in names}
         for pattern in self._patterns:
             matches = any(fnmatchcase(name, pattern) for name in names)
@@ -96,8 +97,11 @@ class Matrices:
                     "expected it before them"
                 )
             if not matches:
-                near = get_close_matches(pattern, all_names, n=1, cutoff=0.3)
-                hint = f"; the nearest is {near[0]!r}" if near else ""
+                tail = pattern.lstrip("*?.")
+                parts = tail.count(".") + 1
+                tails = dict.fromkeys(".".join(name.split(".")[-parts:]) for name in all_names)
+                near = get_close_matches(tail, tails, n=1, cutoff=0.3)
+                hint = f"; the nearest is '*.{near[0]}'" if near else ""
                 raise ConfigError(
                     f"optimizer.matrices: {pattern!r} matches nothing; expected the name of a "
                     f"matrix, such as '*.up.weight'{hint}"
