@@ -107,7 +107,7 @@ class FactorSums:
 class _Noted(Pair):
     """A pair that is to be added up."""
 
-    _wanted = "after its use, and optimizer.name = 'kfac' needs it; expected a clone of it"
+    _changed = "changed in place, and optimizer.name = 'kfac' needs it; expected a clone of it"
 
     def __init__(self, gradient: Tensor, x: Tensor, version: int, sums: FactorSums) -> None:
         super().__init__(gradient, x, version)

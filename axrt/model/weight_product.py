@@ -11,9 +11,10 @@ class Pair:
         version: version that the input had in the forward; None: the one that it has now.
     """
 
-    _wanted = (
-        "after the backward, and the weight gradient that waits needs it; expected a policy that "
-        "does not split backwards, such as 1f1b, or a clone of what is changed"
+    _changed = (
+        "changed in place after the backward, and the weight gradient that waits needs it; "
+        "expected a policy that does not split backwards, such as 1f1b, or a clone of what is "
+        "changed"
     )
 
     def __init__(self, gradient: Tensor, x: Tensor, version: int | None = None) -> None:
@@ -33,7 +34,7 @@ class Pair:
         if self._versions != (self._gradient._version, self._x._version):
             raise RuntimeError(
                 f"the input of a torch.nn.Linear, of shape {tuple(self._x.shape)}, or its output's "
-                f"gradient was changed in place {self._wanted}"
+                f"gradient was {self._changed}"
             )
         return self._gradient, flat_rows(self._x)
 

@@ -137,8 +137,8 @@ def _timeline(traced: Traced) -> Chart:
     ]
     says = (
         "Tasks by rank. Drag to zoom in, double-click to see all again. "
-        "F is a forward, B a backward, I an input gradient, W a weight gradient, R a recomputation; "
-        "step, precond and refresh are the optimizer's."
+        "F is a forward, B a backward, I an input gradient, W a weight gradient, R a recomputation;"
+        " step, precond and refresh are the optimizer's."
     )
     if traced.fault:
         says += f" There is no simulation beside it: {traced.fault}"
