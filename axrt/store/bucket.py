@@ -314,11 +314,6 @@ class Bucket:
         norms = torch.stack([norm for _, norm in found])
         return self._places[[place for place, _ in found]], norms.to("cpu", non_blocking=True)
 
-    def scale(self, factor: float | Tensor, weight: float | None) -> None:
-        """Multiply the gradient of the step, see `BucketFactors.scale`."""
-        self.route.scale(factor)
-        self.factors.scale(factor, weight)
-
     def step(self, step: int) -> None:
         """Apply the gradient and forget it.
 

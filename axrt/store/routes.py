@@ -189,10 +189,8 @@ class OnDevice:
             adopt(tensors, self._stepped.device)
 
     def _kept_gradients(self) -> Iterator[tuple[dict[str, object], str, Tensor]]:
-        """What the optimizer has kept of the gradient as it is, with its place in the state.
-
-        Gradients in lists and dicts within its state are not seen.
-        """
+        """What the optimizer has kept of the gradient as it is, with its place in the state;
+        gradients in lists and dicts there are not seen."""
         mine = self._starts_of_gradient()
         return (one for one in self._stepped.state_tensors if _start(one[2]) in mine)
 

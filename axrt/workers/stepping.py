@@ -257,5 +257,7 @@ class SteppingWorker(Worker):
             weight = total_weight(record.in_order(self._job.team))
             scale = self._loss_scale.of(task.microbatch) if self._loss_scale else None
             if weight is not None or scale is not None:
-                bucket.scale(1 / ((weight or 1.0) * (scale or 1.0)), weight)
+                factor = 1 / ((weight or 1.0) * (scale or 1.0))
+                bucket.route.scale(factor)
+                bucket.factors.scale(factor, weight)
         return bucket
