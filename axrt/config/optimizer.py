@@ -9,6 +9,9 @@ from .section import Section, key
 _READ_BY = {
     "matrices": ("muon", "soap", "kfac"),
     "rest_lr": ("muon", "soap", "kfac"),
+    "nesterov": ("muon",),
+    "ns_steps": ("muon",),
+    "ns_coefficients": ("muon",),
     "adjust_lr": ("muon",),
     "matrix_type": ("muon",),
     "refresh": ("soap", "kfac"),
@@ -42,6 +45,14 @@ class Optimizer(Section):
     )
     rest_lr: float = key(
         0.0, "learning rate at its highest of all but matrices (muon, soap, kfac); 0 = lr", least=0
+    )
+    nesterov: bool = key(True, "muon: the gradient is added to its momentum once more")
+    ns_steps: int = key(
+        5, "Newton-Schulz iterations by which muon makes a matrix orthogonal", least=1, most=99
+    )
+    ns_coefficients: tuple[float, ...] = key(
+        (3.4445, -4.7750, 2.0315),
+        "muon: of the terms of first, third and fifth order of an iteration's polynomial",
     )
     adjust_lr: str = key(
         "original",
@@ -127,6 +138,10 @@ class Optimizer(Section):
                     f"not read it; expected {default[name]!r}, or optimizer.name = "
                     f"{' or '.join(map(repr, readers))}"
                 )
+        if len(self.ns_coefficients) != 3:
+            yield (
+                f"optimizer.ns_coefficients = {list(self.ns_coefficients)}; expected three numbers"
+            )
         if self.refreshes and 1 in self.betas:
             yield (
                 f"optimizer.betas = {list(self.betas)} with optimizer.name = {self.name!r}; "

@@ -9,7 +9,7 @@ from torch import nn
 from axrt.errors import ConfigError
 from axrt.model.matrices import Matrices
 from axrt.store.matrix_optimizer import OPERATIONS_OF_ADAMW
-from axrt.store.muon import MuonAndAdamW, operations_of_muon
+from axrt.store.muon import COEFFICIENTS, ITERATIONS, MuonAndAdamW, operations_of_muon
 
 from .pipe import PipelineModule
 
@@ -44,6 +44,9 @@ class MuonFactory:
         own = {
             "lr": of["muon_lr"],
             "momentum": of["momentum"],
+            "nesterov": True,
+            "ns_steps": ITERATIONS,
+            "ns_coefficients": COEFFICIENTS,
             "weight_decay": of["weight_decay"],
             "adjust_lr": "original",
             "matrix_type": "bfloat16",

@@ -8,6 +8,7 @@ Muon (Jordan et al. 2024): the step of a matrix is its momentum, made orthogonal
 # own class is not what runs.
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,15 +16,17 @@ from torch import Tensor
 
 from .matrix_optimizer import MatrixOptimizer, matrices_in, with_gradient
 
-# Five iterations of a quintic that is steepest at zero (Jordan et al. 2024), as torch has them.
-_ITERATIONS = 5
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# Iterations of a quintic that is steepest at zero (Jordan et al. 2024), as torch has them.
+ITERATIONS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 
 
 class MuonAndAdamW(MatrixOptimizer):
-    """Its groups of matrices have these options: lr, weight_decay, momentum; adjust_lr, how the
-    rate follows the shape; matrix_type, the type of the iterations' products."""
+    """Its groups of matrices have these options: lr, weight_decay, momentum; nesterov, whether the
+    gradient is added to the momentum once more; ns_steps and ns_coefficients, the number and the
+    polynomial of the iterations; adjust_lr, how the rate follows the shape; matrix_type, the type
+    of the iterations' products."""
 
     def step_matrices(self, group: dict[str, Any]) -> None:
         lr, momentum, blocks = group["lr"], group["momentum"], group["blocks"]
@@ -36,25 +39,33 @@ class MuonAndAdamW(MatrixOptimizer):
                 *[matrices_in(one, blocks) for one in fused], strict=True
             ):
                 average.lerp_(of_it, 1 - momentum)
-                ahead = of_it.lerp(average, momentum)  # Nesterov's
-                change = orthogonal(ahead, getattr(torch, group["matrix_type"]))
+                ahead = of_it.lerp(average, momentum) if group["nesterov"] else average
+                dtype = getattr(torch, group["matrix_type"])
+                change = orthogonal(ahead, dtype, group["ns_steps"], group["ns_coefficients"])
                 matrix.mul_(1 - lr * group["weight_decay"])
                 matrix.add_(change, alpha=-lr * _factor(group["adjust_lr"], *matrix.shape))
 
 
-def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+def orthogonal(
+    matrix: Tensor,
+    dtype: torch.dtype,
+    iterations: int = ITERATIONS,
+    coefficients: Sequence[float] = COEFFICIENTS,
+) -> Tensor:
     """A matrix with the same singular vectors, and singular values near 1.
 
     Args:
         matrix: shape (rows, columns).
         dtype: type of the products, and of the result.
+        iterations: how often the polynomial is applied.
+        coefficients: of its terms of first, third and fifth order.
     """
-    first, second, third = _COEFFICIENTS
+    first, second, third = coefficients
     is_tall = matrix.shape[0] > matrix.shape[1]
     made = matrix.to(dtype, copy=True)
     made = made.T if is_tall else made
     made.div_(made.norm().clamp(min=_LEAST_NORM))
-    for _ in range(_ITERATIONS):
+    for _ in range(iterations):
         square = made @ made.T
         made = torch.addmm(
             made, torch.addmm(square, square, square, beta=second, alpha=third), made, beta=first
@@ -69,8 +80,8 @@ def _factor(adjust_lr: str, rows: int, columns: int) -> float:
     return math.sqrt(max(1, rows / max(1, columns)))
 
 
-def operations_of_muon(rows: int, columns: int) -> float:
+def operations_of_muon(rows: int, columns: int, iterations: int = ITERATIONS) -> float:
     """Operations of a step of one matrix: each iteration multiplies it by its own transpose, that
     by itself, and the sum of both by the matrix."""
     short, long = sorted((rows, columns))
-    return 2.0 * _ITERATIONS * (2 * short**2 * long + short**3)
+    return 2.0 * iterations * (2 * short**2 * long + short**3)

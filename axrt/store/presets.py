@@ -66,6 +66,9 @@ class _Method(NamedTuple):
 def _muon_options(config: Optimizer, place: int) -> dict[str, Any]:
     return {
         "momentum": config.momentum,
+        "nesterov": config.nesterov,
+        "ns_steps": config.ns_steps,
+        "ns_coefficients": config.ns_coefficients,
         "adjust_lr": config.adjust_lr,
         "matrix_type": config.matrix_type,
     }
@@ -96,7 +99,7 @@ _METHODS = {
     "muon": _Method(
         MuonAndAdamW,
         _muon_options,
-        lambda config, rows, columns: operations_of_muon(rows, columns),
+        lambda config, rows, columns: operations_of_muon(rows, columns, config.ns_steps),
         lambda config, blocks, columns: 0,
     ),
     "soap": _Method(

@@ -230,13 +230,26 @@ def test_each_matrix_has_one_owner_among_replicas(
         assert torch.equal(found.parameters[name], value), name
 
 
-@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
-def test_matrices_that_are_fused_are_stepped_one_by_one(adjust_lr: str) -> None:
+PLAIN: dict[str, Any] = {
+    "nesterov": True,
+    "ns_steps": 5,
+    "ns_coefficients": (3.4445, -4.7750, 2.0315),
+}
+OTHERS: dict[str, Any] = {"nesterov": False, "ns_steps": 3, "ns_coefficients": (2.0, -1.5, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("adjust_lr", "iterations"),
+    [("original", PLAIN), ("match_rms_adamw", PLAIN), ("original", OTHERS)],
+)
+def test_matrices_that_are_fused_are_stepped_one_by_one(
+    adjust_lr: str, iterations: dict[str, Any]
+) -> None:
     torch.manual_seed(1)
     fused, bias = nn.Parameter(torch.randn(7, 4)), nn.Parameter(torch.randn(4))
     rows = [4, 2, 1]
     apart = [nn.Parameter(part.detach().clone()) for part in torch.split(fused, rows)]
-    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9}
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, **iterations}
     own = {"adjust_lr": adjust_lr, "matrix_type": "bfloat16"}
     group = {"params": [fused], "blocks": tuple(rows), **options, **own}
     found = MuonAndAdamW([group], [{"params": [bias], "lr": 0.1}])
@@ -287,6 +300,17 @@ def built_in(**sections: Any) -> axrt.PipelineModule:
 
     sizes = {"vocab": 23, "width": 16, "heads": 4, "kv_heads": 2, "layers": 2, "context": 8}
     return model_of(axrt.Config.read({"model": sizes, "optimizer": MUON, **sections}))
+
+
+def test_keys_of_muon_are_those_of_torch() -> None:
+    named = [*model().sequential(1).named_parameters()]
+    for keys in (PLAIN, OTHERS):
+        made = optimizer_factory(Optimizer(name="muon", **keys), model())(named)
+        assert all(
+            {key: group[key] for key in keys} == keys
+            for group in made.param_groups
+            if group["blocks"]
+        )
 
 
 def test_the_built_in_model_tells_what_is_fused() -> None:
