@@ -22,7 +22,7 @@ _MOST_SPANS = 5  # of ranks in a row of the table
 @click.argument("file", type=click.Path(dir_okay=False))
 @with_overrides
 @click.option("--ranks", type=click.IntRange(1), help="ranks of the job; default: pipe x data")
-@click.option("--json", "as_json", is_flag=True, help="ledgers and advice as JSON")
+@click.option("--json", "as_json", is_flag=True, help="ledgers, owners and advice as JSON")
 def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bool) -> None:
     """Say what each rank will hold of the run that FILE (TOML) describes, by purpose and tier.
 
@@ -63,6 +63,8 @@ def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bo
 
 
 def _as_json(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
+    from axrt.ledger.ownership import rows_of
+
     told: dict[str, Any] = {
         "policy": found.schedule.policy,
         "pipe": found.mesh.pipe,
@@ -71,7 +73,7 @@ def _as_json(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
         "fullest": found.fullest,
         "refused": refused,
         "unknown": list(found.unknown),
-        "operations_of_owners": [list(load) for load in found.loads],
+        "owners": [*rows_of(found.owned)],
         "advice": [
             {
                 "set": one.text,
@@ -86,6 +88,8 @@ def _as_json(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
 
 
 def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
+    from axrt.ledger.ownership import busiest_told, table_of
+
     size, fullest = found.config.schedule, found.of_rank(found.fullest)
     mesh = found.mesh
     members = f"members: {mesh.tensor}, " if mesh.tensor > 1 else ""
@@ -98,7 +102,7 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
         "",
         f"fullest: rank {found.fullest} with {found.unit.text(fullest.total())} on its device",
         *found.unknown,
-        *([found.owners_told] if found.owners_told else []),
+        *filter(None, [busiest_told(found.owned), *table_of(found.owned)]),
     ]
     of = found.config.memory
     limits = {"memory.device_gb": of.device_gb, "memory.scratch_gb": of.scratch_gb}

@@ -21,7 +21,7 @@ from axrt.store.bucket_settings import OptimizerFactory
 from axrt.store.flat import FlatBuffer, Layout, by_key
 from axrt.store.gradient import Gradient
 from axrt.store.masters import Masters
-from axrt.store.owners import CostsWhole, Owners, by_owner, load_of, owners_of_stage
+from axrt.store.owners import CostsWhole, Owned, Owners, by_owner, owned_by, owners_of_stage
 from axrt.store.probe import Moments, Probed
 from axrt.store.shards import Cut, cut_of
 
@@ -148,10 +148,10 @@ class StageParameters:
         shards = job.pipes_a_group if job.shards else 1
         named = [(name, one) for name, one, _ in trained]
         owners = owners_of_stage(factory, skeletons.layers, named, shards)
-        # what each owner steps, in operations; [] where each shard has as many elements
-        self.load: list[float] = []
+        # what each owner steps; () where each shard has as many elements
+        self.owned: tuple[Owned, ...] = ()
         if owners and isinstance(factory, CostsWhole):
-            self.load = load_of(factory, named, owners, shards)
+            self.owned = owned_by(factory, named, owners, shards)
         self._buckets = [self._bucket(spec, narrow, owners) for spec in specs]
         frozen = list(_frozen(skeletons, places, types))
         self._frozen = sum(size for size, _ in frozen), sum(size for _, size in frozen)

@@ -16,6 +16,7 @@ from axrt.planning.default_schedule import settled
 from axrt.scheduler.job import Job
 from axrt.store.assign import BucketSpec
 from axrt.store.bucket_settings import OptimizerFactory
+from axrt.store.owners import Owned
 from axrt.store.probe import Probed, probed
 from axrt.world.mesh import Mesh
 
@@ -39,27 +40,8 @@ class Prediction:
     # the first. Where members of teams have different shards, that of each one after the other;
     # else that of the first member, which has most
     ledgers: tuple[tuple[Ledger, ...], ...]
-    # what the owners of each stage's matrices step, in operations; () for a stage without any
-    loads: tuple[tuple[float, ...], ...] = ()
-
-    @property
-    def owners_told(self) -> str:
-        """Who steps the matrices of the stage where owners differ most, as a text; "" where nobody
-        owns any."""
-        shares = {
-            max(load) / sum(load) * len(load): stage
-            for stage, load in enumerate(self.loads)
-            if load
-        }
-        if not shares:
-            return ""
-        most = max(shares)
-        load = self.loads[shares[most]]
-        return (
-            f"each matrix has one of {len(load)} owners; of stage {shares[most]} owner "
-            f"{load.index(max(load))} has most to do, {most:.2f} of the mean, "
-            f"{max(load) / 1e9:.3g} billion operations a step"
-        )
+    # what the owners of each stage's matrices step; () for a stage without any
+    owned: tuple[tuple[Owned, ...], ...] = ()
 
     @cached_property
     def of_ranks(self) -> list[Ledger]:
@@ -187,7 +169,7 @@ class Predictor:
                 tuple(ledger(one, rank, member) for rank in range(job.ranks) for member in members)
                 for one in replicas
             ),
-            tuple(tuple(of.load) for of in held_by),
+            tuple(of.owned for of in held_by),
         )
 
     def _of_team(self, parallel: Parallel) -> tuple[Skeletons, Stashes | None]:

@@ -81,6 +81,8 @@ def page_of(run: RunData, against: RunData | None, plotly: str) -> str:
     sections = [(chart.name, chart.title, _of_chart(chart)) for chart in charts]
     if run.traced and run.traced.figures:
         sections.append(("costs", "Costs of stages", _costs(run.traced.figures["fitted"])))
+    if owned := run.memory.get("owned"):
+        sections.append(("owners", "Owners of matrices", _owners(owned)))
     if against:
         sections.append(
             ("differences", f"Differences to {against.path.name}", _differing(run, against))
@@ -169,6 +171,15 @@ def _costs(fitted: dict[str, Any]) -> str:
         f"and microbatches in length by {fitted['lengths']:.1%}.</p>"
     )
     return between + _table(head, rows)
+
+
+def _owners(owned: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        [str(of["stage"]), str(of["owner"]), f"{of['share']:.1%}", ", ".join(of["matrices"])]
+        for of in owned
+    ]
+    head = ["stage", "owner", "share of the stage's steps", "matrices"]
+    return f"<details><summary>All owners</summary>{_table(head, rows)}</details>"
 
 
 def _starts(run: RunData) -> str:

@@ -8,9 +8,11 @@ from axrt.errors import ConfigError
 from axrt.observe.json_lines import (
     Fits,
     Says,
+    are_counts,
     are_numbers,
     is_number,
     is_text,
+    is_texts,
     objects_in,
     or_none,
 )
@@ -29,6 +31,7 @@ _OF_MEMORY: Fits = {
         )
     ),
     "owners": or_none(is_text),
+    "owned": or_none(lambda value: isinstance(value, list) and all(map(_is_owned, value))),
 }
 
 
@@ -41,6 +44,16 @@ def _is_prediction(value: Any) -> bool:
         and is_text(one[1])
         and is_number(one[2])
         for one in value
+    )
+
+
+def _is_owned(value: Any) -> bool:
+    """What an owner of a stage steps, see `rows_of`."""
+    return (
+        isinstance(value, dict)
+        and are_counts([value.get("stage"), value.get("owner")])
+        and is_number(value.get("share"))
+        and is_texts(value.get("matrices"))
     )
 
 

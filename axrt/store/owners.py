@@ -8,7 +8,7 @@ out what they step (ZeRO)."""
 # parameters by owner, so that what each one steps is a stretch of its memory again.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,10 @@ class CostsWhole(Protocol):
     def __call__(
         self, named: Iterable[tuple[str, nn.Parameter]]
     ) -> torch.optim.Optimizer: ...  # the optimizer of a bucket
+
+    def is_matrix(self, name: str, parameter: Tensor) -> bool:
+        """A parameter is stepped as a whole."""
+        ...
 
     def cost(self, name: str, parameter: nn.Parameter) -> float:
         """What a step of a parameter costs, in operations."""
@@ -87,15 +91,26 @@ def owners_of_stage(
     return owners_of(costs, shards)
 
 
-def load_of(
+class Owned(NamedTuple):
+    """What an owner of a stage steps."""
+
+    operations: float  # of a step, matrices and all else
+    matrices: tuple[str, ...]  # names of the matrices
+
+
+def owned_by(
     factory: CostsWhole, named: Iterable[tuple[str, nn.Parameter]], owners: Owners, shards: int
-) -> list[float]:
-    """What each owner steps, in operations."""
-    load = [0.0] * shards
+) -> tuple[Owned, ...]:
+    """What each owner steps."""
+    found = [Owned(0.0, ())] * shards
     for name, parameter in named:
         if name in owners:
-            load[owners[name]] += factory.cost(name, parameter)
-    return load
+            operations, matrices = found[owners[name]]
+            is_matrix = factory.is_matrix(name, parameter)
+            found[owners[name]] = Owned(
+                operations + factory.cost(name, parameter), (*matrices, *[name] * is_matrix)
+            )
+    return tuple(found)
 
 
 def by_owner(spec: BucketSpec, cut: Cut | None, owners: Owners) -> tuple[BucketSpec, Cut | None]:

@@ -150,6 +150,10 @@ class _OfMatrices:
         others = [{**common, **group} for group in _by_dimensions(rest, config.weight_decay)]
         return self._method.make(list(groups.values()), others)
 
+    def is_matrix(self, name: str, parameter: Tensor) -> bool:
+        """A parameter is stepped as a whole."""
+        return bool(self._matrices.blocks_of(name, parameter))
+
     def cost(self, name: str, parameter: nn.Parameter) -> float:
         """What a step of a parameter costs, in operations."""
         operations = self._method.operations

@@ -100,6 +100,37 @@ def test_json_says_the_same() -> None:
         assert one["saves_bytes"] == fullest["device_bytes"] - one["device_bytes"]
 
 
+OWNED = ("tiny.toml", "--ranks", "2", "parallel.data=2", "memory.zero=1", "optimizer.name=muon")
+
+
+def test_each_owner_is_told_with_its_matrices() -> None:
+    """Those that are called alike by one name, and in JSON each."""
+    lines = axrt(*OWNED, "model.layers=8").output.splitlines()
+    head = lines.index("stage  owner  share  matrices")
+    assert lines[head - 1].startswith("each matrix has one of 2 owners; of stage 0 owner ")
+    told = json.loads(axrt(*OWNED, "--json", "model.layers=8").output)["owners"]
+    assert [(one["stage"], one["owner"]) for one in told] == [(0, 0), (0, 1)]
+    assert sum(one["share"] for one in told) == pytest.approx(1)
+    kinds = ["attention.project_in", "attention.project_out", "feed.up", "feed.down"]
+    every = {f"{layer}.{kind}.weight" for layer in range(1, 9) for kind in kinds}
+    assert sorted(name for one in told for name in one["matrices"]) == sorted(every)
+    for one, line in zip(told, lines[head + 1 :], strict=False):
+        _, owner, share, *texts = line.split()
+        assert (owner, share) == (str(one["owner"]), f"{one['share']:.1%}")
+        for kind in kinds:
+            mine = [name for name in one["matrices"] if name[2:] == f"{kind}.weight"]
+            alike = f"*.{kind}.weight ({len(mine)} matrices)"
+            assert (alike if len(mine) > 1 else mine[0]) in " ".join(texts)
+
+
+def test_a_table_of_many_owners_says_where_the_others_are() -> None:
+    said = axrt(*OWNED, "--ranks", "32", "model.layers=14").output.splitlines()
+    head = said.index("stage  owner  share  matrices")
+    assert said[head + 25] == "... 4 owners more: --json has them all"
+    assert said[head + 1].startswith("    1      0  "), "the first stage has no matrix"
+    assert "owner" not in axrt("tiny.toml", "--ranks", "2", "parallel.data=2").output
+
+
 def test_a_size_that_does_not_fit_leaves_with_a_code() -> None:
     result = axrt("tiny.toml", "memory.device_gb=0.00001")
     assert result.exit_code == 1

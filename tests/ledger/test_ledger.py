@@ -479,8 +479,11 @@ def test_what_is_kept_of_whole_matrices_is_foreseen(name: str, memory: dict[str,
         sections={"memory": memory, "optimizer": keys},
     )
     told, held = case.predicted(), case.held()
-    shared_out = "each matrix has one of 2 owners; of stage " in told.owners_told
-    assert shared_out == ("zero" in memory)
+    stages = told.owned
+    assert all(len(of) == (2 if "zero" in memory else 0) for of in stages)
+    owned = [name for of_stage in stages for one in of_stage for name in one.matrices]
+    matrices = {f"{place}.weight" for place in range(1, 19)} if "zero" in memory else set()
+    assert (set(owned), len(owned)) == (matrices, len(matrices)), "neither the ends nor biases"
     for rank, found in enumerate(held):
         expected = told.of_rank(rank)
         tier = Tier.HOST if memory is ON_HOST else Tier.DEVICE

@@ -127,11 +127,17 @@ def test_who_owns_matrices_stands_beside_memory(runs: Path) -> None:
     path = runs / "two" / "memory.json"
     told = json.loads(path.read_text())
     assert told["owners"] == "", "its optimizer steps each element by itself"
+    assert told["owned"] == []
     told["owners"] = "each matrix has one of 2 owners"
+    names = [f"{place}.feed.up.weight" for place in range(40)]
+    told["owned"] = [{"stage": 3, "owner": 1, "share": 0.625, "matrices": names}]
     path.write_text(json.dumps(told) + "\n")
     report(str(runs / "two"))
     page = Page((runs / "two" / "report.html").read_text())
     assert "Each matrix has one of 2 owners." in page.texts["memory"]
+    assert set(page.rows["owners"]) == {4}
+    for text in ("62.5%", *names):
+        assert text in page.texts["owners"]
 
 
 def test_each_column_of_a_table_has_its_heading(runs: Path) -> None:

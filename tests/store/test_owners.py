@@ -12,7 +12,7 @@ from axrt.models.registry import model_of
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.store.assign import BucketSpec
 from axrt.store.flat import Layout
-from axrt.store.owners import CostsWhole, by_owner, load_of, owners_of, owners_of_stage
+from axrt.store.owners import CostsWhole, by_owner, owned_by, owners_of, owners_of_stage
 from axrt.store.presets import optimizer_factory
 from axrt.store.shards import Cut
 
@@ -42,7 +42,7 @@ def test_owners_of_the_built_in_model_have_as_much_to_do(owners: int, name: str)
     named = [one for place, layer in enumerate(model.layers) for one in trained_in(layer, place)]
     found = owners_of_stage(factory, model.layers, named, owners)
     assert isinstance(factory, CostsWhole)
-    load = load_of(factory, named, found, owners)
+    load = [one.operations for one in owned_by(factory, named, found, owners)]
     assert max(load) <= 1.05 * sum(load) / owners
 
 

@@ -16,6 +16,7 @@ from axrt.device.device import CPU
 from axrt.engine import Engine
 from axrt.errors import ConfigError, SaveError
 from axrt.ledger.ledger import Tier, Unit
+from axrt.ledger.ownership import busiest_told, rows_of
 from axrt.ledger.prediction import Prediction
 from axrt.observe.idle import Idle
 from axrt.observe.metrics import MEMORY, STARTS, RunFiles
@@ -136,7 +137,8 @@ class Record:
             ],
             "measured": [dict(of) for of in measured],
             "of": self._what_is_measured,
-            "owners": self._prediction.owners_told,
+            "owners": busiest_told(self._prediction.owned),
+            "owned": [*rows_of(self._prediction.owned)],
         }
         try:
             self._files.write(MEMORY, json.dumps(told) + "\n")
