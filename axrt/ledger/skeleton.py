@@ -1,7 +1,7 @@
 """The layers of a model without memory: modules whose tensors are on torch's meta device."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import torch
@@ -65,10 +65,9 @@ class Skeletons:
             self._known[key] = self._built(place)
         return self._known[key]
 
-    def num_parameters(self) -> int:
-        """Elements of all parameters, each counted once, wherever it is tied or shared."""
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters by their names in the model, each once, wherever it is tied or shared."""
         seen: set[int] = set()
-        total = 0
         for place, layer in enumerate(self.layers):
             tied: Sequence[str] = ()
             if isinstance(layer, TiedLayerSpec) and places_of(self.layers, layer.key)[0] < place:
@@ -76,9 +75,8 @@ class Skeletons:
             for name, parameter in self.layer(place).named_parameters():
                 is_built = isinstance(layer, LayerSpec)  # apart from others that are built alike
                 if name not in tied and (is_built or id(parameter) not in seen):
-                    total += parameter.numel()
                     seen.add(id(parameter))
-        return total
+                    yield f"{place}.{name}", parameter
 
     def _built(self, place: int) -> nn.Module:
         layer = self.layers[place]

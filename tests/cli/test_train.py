@@ -86,6 +86,22 @@ def test_a_run_begins_and_ends_in_few_lines() -> None:
     assert re.fullmatch(rf"done in \d+ s: {found}; {then}", done)
 
 
+@pytest.mark.parametrize("name", ["muon", "soap", "kfac"])
+def test_an_optimizer_of_matrices_says_how_much_it_steps(name: str) -> None:
+    keys = (f"optimizer.name={name}", 'optimizer.matrices=["*.up.weight", "*.project_in.weight"]')
+    said = axrt("tiny.toml", "run.steps=1", "model.layers=2", *keys).output.splitlines()
+    trained = dict(model_of(Config.read("out/config.toml")).sequential(0).named_parameters())
+    sizes = {key: one.numel() for key, one in trained.items()}
+    of_matrices = sum(
+        number for key, number in sizes.items() if key.endswith(("up.weight", "in.weight"))
+    )
+    rest = sum(sizes.values()) - of_matrices
+    assert said[1] == (
+        f"optimizer {name} steps 4 matrices of {of_matrices:,} parameters, "
+        f"and AdamW the other {rest:,}"
+    )
+
+
 def test_what_is_predicted_stands_beside_what_was_measured() -> None:
     result = axrt("-v", "tiny.toml")
     size = r"[\d.]+ [kMG]?B"

@@ -1,7 +1,10 @@
-"""What `axrt train` says first and last: four lines at most that a newcomer understands. With -v
-there is the rest."""
+"""What `axrt train` says first and last: four lines at most that a newcomer understands, and one of
+the optimizer where it steps matrices. With -v there is the rest."""
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+from torch import nn
 
 from axrt.config import AUTO, Config
 from axrt.device.device import free_memory
@@ -9,6 +12,37 @@ from axrt.engine import Engine
 from axrt.ledger.ledger import Unit
 from axrt.ledger.prediction import Prediction
 from axrt.scheduler.plural import plural
+from axrt.store.owners import CostsWhole
+
+
+class Size(NamedTuple):
+    """How large a model is. Names of matrices are counted, however many one is fused of."""
+
+    parameters: int  # of all, trained or not
+    matrices: int  # that the optimizer steps as a whole
+    of_matrices: int  # parameters of them
+    of_rest: int  # parameters that it steps one by one
+
+    @classmethod
+    def of(
+        cls, factory: Callable[..., object], parameters: Iterable[tuple[str, nn.Parameter]]
+    ) -> "Size":
+        """Count parameters with their names in the model.
+
+        Args:
+            factory: what makes the optimizer of a bucket.
+        """
+        every = matrices = of_matrices = of_rest = 0
+        for name, parameter in parameters:
+            number = parameter.numel()
+            every += number
+            if not parameter.requires_grad:
+                continue
+            if isinstance(factory, CostsWhole) and factory.is_matrix(name, parameter):
+                matrices, of_matrices = matrices + 1, of_matrices + number
+            else:
+                of_rest += number
+        return cls(every, matrices, of_matrices, of_rest)
 
 
 class Losses(NamedTuple):
@@ -18,20 +52,20 @@ class Losses(NamedTuple):
     held_out: float | None  # None: nothing was validated
 
 
-def layout(engine: Engine, directory: object, parameters: int | None) -> str:
+def layout(engine: Engine, directory: object, size: Size | None) -> str:
     """The run in a line: where it runs, how large model and steps are, where its files are.
 
     Args:
-        parameters: how many the model has; None: they could not be counted.
+        size: that of the model; None: its parameters could not be counted.
     """
     config, replicas = engine.config, engine.data_size
     tokens = config.global_batch * config.model.context
-    size = "" if parameters is None else f"{_millions(parameters)} parameters, "
+    parameters = "" if size is None else f"{_millions(size.parameters)} parameters, "
     team = f" x {plural(engine.team_size, 'member')}" if engine.team_size > 1 else ""
     return (
         f"{plural(engine.pipe_size, 'rank')}{team} x {plural(replicas, 'replica')} on "
         f"{engine.device}, "
-        f"{size}{plural(tokens, 'token')} a step, "
+        f"{parameters}{plural(tokens, 'token')} a step, "
         f"{plural(config.run.steps, 'step')}; files in {directory}"
     )
 
@@ -42,6 +76,15 @@ def _millions(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g} {letter}"
     return f"{number:,}"
+
+
+def optimizer(config: Config, size: Size) -> str:
+    """What an optimizer of matrices steps, and what AdamW does."""
+    matrices = "1 matrix" if size.matrices == 1 else f"{size.matrices:,} matrices"
+    return (
+        f"optimizer {config.optimizer.name} steps {matrices} of {_millions(size.of_matrices)} "
+        f"parameters, and AdamW the other {_millions(size.of_rest)}"
+    )
 
 
 def schedule(engine: Engine) -> str:

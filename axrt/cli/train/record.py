@@ -96,9 +96,11 @@ class Record:
         self._verbose, self._began_s = verbose, time.perf_counter()
         self._validation: float | None = None
 
-    def opened(self, engine: Engine, parameters: int | None) -> None:
+    def opened(self, engine: Engine, size: outline.Size | None) -> None:
         """Show what the run is, and the schedule that it follows."""
-        self._show.say(outline.layout(engine, self.directory, parameters))
+        self._show.say(outline.layout(engine, self.directory, size))
+        if size and size.matrices:
+            self._show.say(outline.optimizer(engine.config, size))
         self._show.say(outline.schedule(engine))
         self._detail(outline.details(engine))
         if engine.candidates:

@@ -37,6 +37,7 @@ from axrt.observe.progress import Progress, progress_for
 from axrt.observe.trackers import check_trackers, trackers_of
 from axrt.planning.known_costs import check_costs
 from axrt.planning.schedule import few_microbatches
+from axrt.store.bucket_settings import OptimizerFactory
 from axrt.store.presets import optimizer_factory
 from axrt.world.joining import join
 
@@ -45,6 +46,7 @@ from .batches import Batches
 from .going_on import Attempt
 from .interrupt import Interrupt
 from .main_rank import on_main
+from .outline import Size
 from .record import DATA, Record, Speeds
 from .saves import Saves
 from .steps import StopRequest, train_steps
@@ -64,8 +66,9 @@ def train_once(attempt: Attempt) -> Exit:
     _settle_allocator(config)
     sample = sample_of(config)
     # before the engine, which changes modules that are given as they are
-    predictor = Predictor(model, optimizer_factory(config.optimizer, model), sample)
-    skeletons, idle = Skeletons(model.layers), Idle()
+    factory = optimizer_factory(config.optimizer, model)
+    predictor, skeletons = Predictor(model, factory, sample), Skeletons(model.layers)
+    idle = Idle()
     with (
         nullcontext(attempt.interrupt) if attempt.interrupt else Interrupt() as interrupt,
         initialize(
@@ -94,7 +97,7 @@ def train_once(attempt: Attempt) -> Exit:
         places = engine.gathered(here)
         saves = Saves(engine, record, directory, extra)
         if record:
-            record.opened(engine, _parameters(skeletons))
+            record.opened(engine, _size(skeletons, factory))
             _predict(engine, predictor, record)
             record.began(resumed_from, engine.step, extra)
             _note_ranks(engine, record, places or [], attempt.commit)
@@ -208,10 +211,10 @@ def _record(
     return Record(engine, show, files, idle, trackers or (), speeds, verbose)
 
 
-def _parameters(skeletons: Skeletons) -> int | None:
-    """How many parameters the model has; None where its layers cannot be built to count them."""
+def _size(skeletons: Skeletons, factory: OptimizerFactory) -> Size | None:
+    """The size of the model; None where its layers cannot be built to count parameters."""
     try:
-        return skeletons.num_parameters()
+        return Size.of(factory, skeletons.parameters())
     except (Exception, SystemExit):  # of the user's own layers, which are built a second time here
         return None
 
