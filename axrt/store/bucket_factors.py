@@ -44,7 +44,7 @@ class BucketFactors:
         self._handles: list[RemovableHandle] = []
         self._sums: dict[str, FactorSums] = {}  # by the name of the matrix
         self._names: list[str] = []  # of what is stepped here
-        self._slopes: list[tuple[str, Tensor]] = []  # of this step
+        self._slopes: list[tuple[int, Tensor]] = []  # of this step, by place in what is stepped
 
     def watch(self, stage: Stage, named: Mapping[str, nn.Parameter], has_shard: bool) -> None:
         """Add up what matrices are given, until `release`.
@@ -59,7 +59,7 @@ class BucketFactors:
         self._names = list(named)
         for name, parameter in named.items() if self._optimizer else ():
             assert self._optimizer is not None
-            sums = self._optimizer.sums_of(parameter, name, self._copies)
+            sums = self._optimizer.sums_of(parameter, self._copies)
             if sums is None:
                 continue
             if self._copies > 1 and not has_shard:
@@ -136,7 +136,7 @@ class BucketFactors:
                 self._optimizer.forget(parameter)
             if slope is not None:
                 found.append((place, slope))
-        self._slopes = [(self._names[place], slope) for place, slope in found]
+        self._slopes = found
         if not found:
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
         route.keep_changed()
@@ -149,9 +149,16 @@ class BucketFactors:
             self._optimizer.slope = slope
 
     def warn(self) -> None:
-        """Name the matrices because of which a step is dropped, whose gradients are numbers."""
-        for name, slope in self._slopes:
+        """Name the matrices because of which a step is dropped, whose gradients are numbers.
+
+        Raises:
+            ModelError: a factor of one has no inverse.
+        """
+        for place, slope in self._slopes:
             if not slope.isfinite():
+                assert self._optimizer is not None
+                name = self._names[place]
+                self._optimizer.check_inverses(self._stepped[place], name)
                 warnings.warn(
                     f"the inputs of {name}, or the gradients of its outputs, are so large that its "
                     "factors or its change are no finite numbers, and so this step is skipped",

@@ -25,8 +25,8 @@ the owner's own microbatches, and none of them travels (DP-KFAC, Zhang et al. 20
 # Momentum is of nu v.
 #
 # That sum is over all matrices of the model, and so joins the vote on the norm of all gradients
-# (`scheduler/rules/precondition.py`). A factor that is no number makes it one that is none, and the
-# step is dropped.
+# (`scheduler/rules/precondition.py`). A factor that is no number, or has no inverse, makes it one
+# that is none, and the step is dropped.
 
 import math
 from collections.abc import Mapping
@@ -60,11 +60,10 @@ class KfacAndAdamW(MatrixOptimizer):
         self._watched: dict[nn.Parameter, _Watched] = {}
         self._preconditioned: set[nn.Parameter] = set()
 
-    def sums_of(self, parameter: nn.Parameter, name: str, copies: int) -> FactorSums | None:
+    def sums_of(self, parameter: nn.Parameter, copies: int) -> FactorSums | None:
         """Where what a matrix is given in a step is to be added up; None: it is no matrix.
 
         Args:
-            name: its name, for errors.
             copies: number of copies of it, each of which has as many microbatches.
         """
         options = self._options_of(parameter)
@@ -76,7 +75,7 @@ class KfacAndAdamW(MatrixOptimizer):
             return bool(step % options["sample"] == 0)
 
         sums = FactorSums(parameter.detach(), options["blocks"], is_wanted)
-        self._watched[parameter] = _Watched(name, sums, copies)
+        self._watched[parameter] = _Watched(sums, copies)
         return sums
 
     @torch.no_grad()
@@ -103,6 +102,21 @@ class KfacAndAdamW(MatrixOptimizer):
         slope = (given * gradient).sum()
         watched = self._watched.get(parameter)
         return slope + watched.nothing if watched else slope
+
+    def check_inverses(self, parameter: nn.Parameter, name: str) -> None:
+        """Check why a step is dropped, on the host.
+
+        Raises:
+            ModelError: a factor of a matrix is not positive definite.
+        """
+        state = self.state[parameter]
+        inverses = [one for key, one in state.items() if key.endswith(".inverse")]
+        if not all(bool(one.isfinite().all()) for one in inverses):
+            damping = self._options_of(parameter)["damping"]
+            raise ModelError(
+                f"a factor of {name} is not positive definite with optimizer.damping = "
+                f"{damping:g}; expected at least {_enough(state, damping):.2g}"
+            )
 
     def forget(self, parameter: nn.Parameter) -> None:
         """The gradient of a matrix is made anew for its step, or dropped."""
@@ -172,23 +186,14 @@ class KfacAndAdamW(MatrixOptimizer):
         return state
 
     def _compute_due(self, parameter: nn.Parameter) -> None:
-        state: State = self.state.get(parameter, {})
-        try:
-            compute_due(state, _inverse)
-        except _NotPositiveError:
-            name = self._watched[parameter].name if parameter in self._watched else "a matrix"
-            damping = self._options_of(parameter)["damping"]
-            raise ModelError(
-                f"a factor of {name} is not positive definite with optimizer.damping = "
-                f"{damping:g}; expected at least {_enough(state, damping):.2g}"
-            ) from None
+        compute_due(self.state.get(parameter, {}), _inverse)
 
 
 class _Watched:
     """A matrix of which is known what it is given in a step."""
 
-    def __init__(self, name: str, sums: FactorSums, copies: int) -> None:
-        self.name, self.sums, self._copies = name, sums, copies
+    def __init__(self, sums: FactorSums, copies: int) -> None:
+        self.sums, self._copies = sums, copies
         self.weight: float | None = None  # of all losses of the step; None: they are means
 
     @property
@@ -237,15 +242,12 @@ def _eye(like: Tensor, size: int) -> Tensor:
     return torch.eye(size, dtype=like.dtype, device=like.device)
 
 
-class _NotPositiveError(Exception):
-    """A factor is not positive definite."""
-
-
 def _inverse(factor: Tensor) -> Tensor:
+    """The inverse; no numbers where there is none."""
     root, fault = torch.linalg.cholesky_ex(factor)
-    if fault:
-        raise _NotPositiveError
-    return torch.cholesky_inverse(root)
+    # Whoever read the fault here would wait for all that the device has to do. The vote on the step
+    # that uses the inverse reads it, see `check_inverses`.
+    return torch.cholesky_inverse(root.masked_fill_(fault != 0, math.nan))
 
 
 def _enough(state: State, damping: float) -> float:

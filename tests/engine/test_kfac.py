@@ -351,19 +351,37 @@ def test_factors_do_not_know_the_loss_scale() -> None:
     assert_close(narrow, expected, 1e-2)
 
 
-def test_a_factor_that_has_no_inverse_is_told_with_a_damping_that_does() -> None:
+@pytest.mark.parametrize(("pipe", "data"), [(1, 1), (2, 1), (1, 2)])
+def test_a_factor_that_has_no_inverse_is_told_with_a_damping_that_does(
+    pipe: int, data: int
+) -> None:
     """Eight inputs in a step are of rank 8 at most."""
     keys = {**KFAC, "betas": [0.9, 0.0], "damping": 0.0}
 
     def few(step: int) -> list[Item]:
-        return [(inputs[:1], target[:1]) for inputs, target in batches(1)(step)]
+        return [(inputs[:1], target[:1]) for inputs, target in batches(data)(step)]
 
     with pytest.raises(
         AxrtError, match=r"a factor of \d.*weight is not positive definite"
     ) as found:
-        trained(1, 1, keys, 3, given=few)
+        trained(pipe, data, keys, 3, given=few)
     enough = float(str(found.value).partition("at least ")[2].split()[0])
-    trained(1, 1, {**keys, "damping": enough}, 3, given=few)
+    trained(pipe, data, {**keys, "damping": enough}, 3, given=few)
+
+
+def test_no_step_and_no_refresh_waits_for_a_device() -> None:
+    """They read no value: here tensors have none, and whoever asks for one is told so."""
+    weight = nn.Parameter(torch.empty(4, 3, device="meta"))
+    of = as_it_is(*[axrt.LayerSpec(nn.Linear, *size) for size in ((3, 3), (3, 4), (4, 5))])
+    optimizer = optimizer_factory(Optimizer(**KFAC), of)([("1.weight", weight)])
+    assert isinstance(optimizer, kfac.KfacAndAdamW)
+    for _ in range(3):
+        weight.grad = torch.empty_like(weight)
+        optimizer.precondition(weight, weight.grad)
+        optimizer.step()
+        assert any(key.endswith(".due") for key in optimizer.state[weight])
+        optimizer.refresh()
+        assert not any(key.endswith(".due") for key in optimizer.state[weight])
 
 
 SHARDED: dict[str, Any] = {"parallel": {"data": 2}, "memory": {"zero": 2}}
