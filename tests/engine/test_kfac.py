@@ -20,17 +20,10 @@ from axrt.store.owners import owners_of_stage
 from axrt.store.presets import optimizer_factory
 from axrt.transport.local import LocalWorld
 
-from .reference import (
-    SEED,
-    Item,
-    Outcome,
-    configured,
-    random_batches,
-    together,
-    train_on_a_rank,
-)
+from .matrices import MICROBATCHES, Block, batches, six_blocks, trained_on
+from .reference import SEED, Item, Outcome, configured, train_on_a_rank
 
-WIDTH, MICROBATCHES, STEPS = 6, 4, 10
+WIDTH, STEPS = 6, 10
 OF_ALL = {"lr": 0.05, "rest_lr": 0.003, "weight_decay": 0.1}
 KFAC: dict[str, Any] = {
     "name": "kfac",
@@ -44,17 +37,6 @@ SLOW: dict[str, Any] = {**KFAC, "refresh": 3, "lag": 2, "sample": 2, "kl_clip": 
 DOUBLE: dict[str, Any] = {"dtype": torch.float64}
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, 2 * WIDTH, **DOUBLE)
-        self.down = nn.Linear(2 * WIDTH, WIDTH, **DOUBLE)
-
-    def forward(self, value: Tensor) -> Tensor:
-        out: Tensor = value + self.down(torch.tanh(self.up(value)))
-        return out
-
-
 class First(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.double())
@@ -63,12 +45,7 @@ class First(nn.Linear):
 def model() -> axrt.PipelineModule:
     first = axrt.LayerSpec(First, 8, WIDTH, **DOUBLE)
     last = axrt.LayerSpec(nn.Linear, WIDTH, 5, **DOUBLE)
-    blocks = [axrt.LayerSpec(Block) for _ in range(6)]
-    return axrt.PipelineModule([first, *blocks, last], nn.functional.cross_entropy)
-
-
-def batches(replicas: int) -> Callable[[int], list[Item]]:
-    return random_batches((6, 8), classes=5, microbatches=MICROBATCHES * replicas)
+    return six_blocks(first, axrt.LayerSpec(Block, WIDTH, 2 * WIDTH, False, **DOUBLE), last)
 
 
 def trained(
@@ -80,17 +57,8 @@ def trained(
     given: Callable[[int], list[Item]] | None = None,
     **sections: Any,
 ) -> Outcome:
-    config = configured(
-        MICROBATCHES,
-        parallel={"pipe": pipe, "data": data},
-        **{"optimizer": keys, "memory": {"zero": int(data > 1)}, **sections},
-    )
-
-    def main(transport: Any) -> Outcome:
-        by_key: Any = None
-        return train_on_a_rank(transport, of(), given or batches(data), steps, config, by_key)
-
-    return together(LocalWorld(pipe * data, 1).run(main), data)
+    keys = {"optimizer": keys, "memory": {"zero": int(data > 1)}, **sections}
+    return trained_on(pipe, data, of, steps, given, **keys)
 
 
 def is_matrix(name: str) -> bool:

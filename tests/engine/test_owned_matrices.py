@@ -17,17 +17,10 @@ from axrt.store.muon import MuonAndAdamW, orthogonal
 from axrt.store.presets import optimizer_factory
 from axrt.transport.local import LocalWorld
 
-from .reference import (
-    Item,
-    Outcome,
-    configured,
-    plain_torch,
-    random_batches,
-    together,
-    train_on_a_rank,
-)
+from .matrices import MICROBATCHES, Block, batches, six_blocks, trained_on
+from .reference import Outcome, configured, plain_torch, train_on_a_rank
 
-WIDTH, MICROBATCHES, STEPS = 16, 4, 3
+WIDTH, STEPS = 16, 3
 OF_ALL = {"lr": 0.02, "rest_lr": 0.003, "weight_decay": 0.1}
 MUON = {"name": "muon", "momentum": 0.95, "matrix_type": "bfloat16", **OF_ALL}
 # Refreshes are due behind the steps 2, 3, 4 and so on, each of a third or half of the matrices.
@@ -36,28 +29,9 @@ SLOW_SOAP = {"name": "soap", "refresh": 3, "lag": 2, **OF_ALL}
 KFAC = {"name": "kfac", "refresh": 3, "lag": 2, "sample": 2, **OF_ALL}
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 3 * WIDTH),
-            nn.Linear(3 * WIDTH, WIDTH),
-        )
-
-    def forward(self, value: Tensor) -> Tensor:
-        out: Tensor = value + self.down(torch.tanh(self.up(self.norm(value))))
-        return out
-
-
 def model() -> axrt.PipelineModule:
-    ends = axrt.LayerSpec(nn.Linear, 8, WIDTH), axrt.LayerSpec(nn.Linear, WIDTH, 5)
-    blocks = [axrt.LayerSpec(Block) for _ in range(6)]
-    return axrt.PipelineModule([ends[0], *blocks, ends[1]], nn.functional.cross_entropy)
-
-
-def batches(replicas: int) -> Callable[[int], list[Item]]:
-    return random_batches((6, 8), classes=5, microbatches=MICROBATCHES * replicas)
+    first, last = axrt.LayerSpec(nn.Linear, 8, WIDTH), axrt.LayerSpec(nn.Linear, WIDTH, 5)
+    return six_blocks(first, axrt.LayerSpec(Block, WIDTH, 3 * WIDTH), last)
 
 
 class Both(torch.optim.Optimizer):
@@ -93,17 +67,7 @@ def torchs(named: Any) -> Both:
 def trained(
     pipe: int, data: int, of: Callable[[], Any] = model, steps: int = STEPS, **sections: Any
 ) -> Outcome:
-    config = configured(
-        MICROBATCHES,
-        parallel={"pipe": pipe, "data": data},
-        **{"optimizer": {**MUON, "clip": 0.5}, **sections},
-    )
-
-    def main(transport: Any) -> Outcome:
-        by_key: Any = None
-        return train_on_a_rank(transport, of(), batches(data), steps, config, by_key)
-
-    return together(LocalWorld(pipe * data, 1).run(main), data)
+    return trained_on(pipe, data, of, steps, **{"optimizer": {**MUON, "clip": 0.5}, **sections})
 
 
 @pytest.mark.parametrize("pipe", [1, 2, 4])

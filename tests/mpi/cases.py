@@ -37,6 +37,7 @@ from axrt.world.mpi_world import MpiWorld
 from tests.contracts.odd import ODD
 from tests.contracts.test_contracts import Run, is_that_of_plain_torch, on_ranks
 from tests.engine.calls import KINDS, counted
+from tests.engine.matrices import batches as for_matrices
 from tests.engine.models import masked, masked_batches, motley, perceptron, small_gpt
 from tests.engine.reference import (
     ONE_PIPE,
@@ -54,7 +55,6 @@ from tests.engine.reference import (
 )
 from tests.engine.test_forward_pieces import planted as in_pieces
 from tests.engine.test_loss_module import model as scored
-from tests.engine.test_owned_matrices import batches as for_matrices
 from tests.engine.test_owned_matrices import model as with_matrices
 from tests.engine.test_pausing import model_of as as_they_are
 from tests.engine.test_tensor import few_sentences, sentences

@@ -1,7 +1,7 @@
 """Gradients of matrices become changes before steps are voted on."""
 
-from collections.abc import Iterator
 from dataclasses import replace as with_
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,44 +9,21 @@ from hypothesis import strategies as st
 
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
-from axrt.scheduler.rules import Feature, Row, StageHere, features_of
+from axrt.scheduler.rules import Row, StageHere
 from axrt.scheduler.rules.clipping import clipping
 from axrt.scheduler.rules.replicas import whole
 from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.task import Kind
 
-from .pipelines import Pipeline, run_in_random_order
+from .once_a_step import ANY, attack, counts, run
 
 
-@given(
-    st.sampled_from(["1f1b", "zb-v", "breadth-first", "dualpipe", "adaptive", "gpipe"]),
-    st.integers(0, 3),
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.integers(),
-)
-def test_it_ends_in_any_order_of_events(
-    name: str, lag: int, copies: int, buckets: int, seed: int
-) -> None:
-    pipeline = Pipeline(
-        policy_by_name(name, 8 if name == "adaptive" else 0),
-        2,
-        4,
-        steps=3,
-        replicas=copies,
-        buckets=buckets,
-        slots=seed % 3 % 2,
-        shards=seed % 5 < 3,
-        lag=lag,
-        preconditions=True,
-    )
-    run_in_random_order(pipeline, seed)
-    assert pipeline.finished
-    for of_rank in pipeline.ran:
-        kinds = (Kind.STEP, Kind.PRECONDITION)
-        counts = [sum(task.kind is kind for task in of_rank) for kind in kinds]
-        assert counts[0] == counts[1] > 0
+@given(lag=st.integers(0, 3), **ANY)
+def test_it_ends_in_any_order_of_events(seed: int, **keys: Any) -> None:
+    pipeline = run(seed=seed, steps=3, shards=seed % 5 < 3, preconditions=True, **keys)
+    for steps, changes in counts(pipeline, Kind.STEP, Kind.PRECONDITION):
+        assert steps == changes > 0
 
 
 def test_a_bucket_that_is_whole_is_changed_while_others_are_not() -> None:
@@ -61,25 +38,14 @@ def test_a_bucket_that_is_whole_is_changed_while_others_are_not() -> None:
         assert spans[f"step{stage}.0"].start >= spans["vote0.0"].end
 
 
-def in_no_order(job: Job) -> list[Feature]:
-    """The features of a job whose votes do not wait for changes."""
-
-    def votes_at_once(here: StageHere) -> Iterator[Row]:
-        for row in clipping(here):
-            of_changes = [need for need in row.needs if need.counter is Kind.PRECONDITION]
-            others = [need for need in row.needs if need not in of_changes]
-            at_once = [whole(here, need.bucket or 0) for need in of_changes]
-            yield with_(row, needs=tuple(dict.fromkeys((*at_once, *others))))
-
-    return [votes_at_once if feature is clipping else feature for feature in features_of(job)]
+def at_once(here: StageHere, row: Row) -> Row:
+    """A vote that does not wait for changes."""
+    of_changes = [need for need in row.needs if need.counter is Kind.PRECONDITION]
+    others = [need for need in row.needs if need not in of_changes]
+    wholes = [whole(here, need.bucket or 0) for need in of_changes]
+    return with_(row, needs=tuple(dict.fromkeys((*wholes, *others))))
 
 
 def test_a_vote_that_does_not_wait_is_found() -> None:
-    def attack() -> None:
-        for seed in range(99):
-            policy = policy_by_name("1f1b")
-            of = Pipeline(policy, 1, 2, steps=4, preconditions=True, features=in_no_order)
-            run_in_random_order(of, seed)
-
     with pytest.raises(AssertionError, match="norm"):
-        attack()
+        attack(clipping, at_once, preconditions=True)
