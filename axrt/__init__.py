@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         seed_of,
     )
     from axrt.results import EvalResult, StepResult
+    from axrt.tracing.traced import traced
 
 __all__ = [
     "AxrtError",
@@ -65,6 +66,7 @@ __all__ = [
     "load",
     "masked_cross_entropy",
     "seed_of",
+    "traced",
 ]
 
 # the lightest first
@@ -75,6 +77,7 @@ _HOMES = (
     "axrt.model",
     "axrt.generation.loading",
     "axrt.results",
+    "axrt.tracing.traced",
 )
 
 

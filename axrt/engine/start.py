@@ -83,6 +83,7 @@ def initialize(
     world = world or join(run.transport, run.device, run.patience_s)
     usual = constant if optimizer else named_schedule(settings.optimizer, run.steps)
     try:
+        model.check_settings(settings)
         check_cuts(model, settings.parallel)
         factory = optimizer or optimizer_factory(settings.optimizer, model)
         recipe = Recipe(model, factory, lr_schedule or usual, sample)

@@ -129,6 +129,7 @@ class Predictor:
             ConfigError: the ranks, the schedule and the model do not fit each other.
         """
         of = config.parallel
+        self._model.check_settings(config)
         check_cuts(self._model, of)
         mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order, of.tensor)
         schedule, job = self._settled(config, mesh)

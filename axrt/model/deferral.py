@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from .accumulator import Accumulator, accumulator_of
-from .weight_product import Pair, WeightProduct
+from .weight_product import Pair
 
 Compute = Callable[[], Tensor]
 
@@ -166,7 +166,7 @@ class Deferral:
         """What the function reads will be there later: not weights that are let go before."""
         if self._passing is None:
             return True
-        if not isinstance(compute, WeightProduct):
+        if not isinstance(compute, Pair):
             return False
         passing = self._passing()
         return not any(one.untyped_storage()._cdata in passing for one in compute.reads)

@@ -344,8 +344,11 @@ def num_parameters(layer: Layer) -> int:
 
 def num_multiplied(layer: Layer) -> int:
     """Number of elements of the parameters that a forward multiplies with: all but those of
-    embeddings, of which it looks up a few rows."""
+    embeddings, of which it looks up a few rows. The operations of a layer that was traced, which
+    is one of a model of such layers."""
     layer = _to_count(layer)
+    if isinstance(operations := getattr(layer, "operations", None), int):
+        return operations
     modules = layer.modules() if isinstance(layer, nn.Module) else ()
     looked_up = [one for one in modules if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
     return num_parameters(layer) - sum(one.weight.numel() for one in looked_up)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from .deferral import defer_weight_gradient
-from .weight_product import WeightProduct, flat_rows
+from .weight_product import RightProduct, WeightProduct, flat_rows
 
 
 class Linear(nn.Linear):
@@ -24,23 +24,34 @@ class Linear(nn.Linear):
         # As attributes they would take a search each, and this is called for every microbatch.
         own = self._parameters
         weight = own.get("weight")
-        if (
-            not torch.compiler.is_compiling()
-            and _is_plain(input)
-            and weight is not None
-            and "bias" in own
-            and _may_defer(weight)
-            and not _is_looked_into(input.device)
-        ):
-            if torch._C._len_torch_function_stack():
-                # A mode, such as that of a layer that pauses, sees functions of torch alone.
-                input = input.view_as(input)
-            product: Tensor = _Product.apply(input, weight, own["bias"])  # type: ignore[no-untyped-call]
-            return product
-        return super().forward(input)
+        if weight is None or "bias" not in own:
+            return super().forward(input)
+        return linear(input, weight, own["bias"])
 
 
-def _may_defer(weight: nn.Parameter) -> bool:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, whose weight gradient may wait.
+
+    Args:
+        x: input of shape (..., inputs).
+        weight: matrix of shape (outputs, inputs).
+        bias: vector of the outputs; None: there is none.
+    """
+    if (
+        not torch.compiler.is_compiling()
+        and _is_plain(x)
+        and _may_defer(weight)
+        and not _is_looked_into(x.device)
+    ):
+        if torch._C._len_torch_function_stack():
+            # A mode, such as that of a layer that pauses, sees functions of torch alone.
+            x = x.view_as(x)
+        product: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return product
+    return nn.functional.linear(x, weight, bias)
+
+
+def _may_defer(weight: Tensor) -> bool:
     return (
         type(weight) is nn.Parameter
         and weight.requires_grad
@@ -136,4 +147,49 @@ class _Product(torch.autograd.Function):
             flat.mm(weight).view(x.shape) if of_x else None,
             defer_weight_gradient(ctx.parameter, WeightProduct(flat, x)) if of_weight else None,
             flat.sum(0) if of_bias else None,
+        )
+
+
+def addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """`torch.addmm(bias, x, weight)`, whose weight gradient may wait as that of a `Linear` does.
+
+    Args:
+        bias: vector of the outputs.
+        x: matrix of shape (rows, inputs).
+        weight: matrix of shape (inputs, outputs), as GPT-2 of `transformers` has them.
+    """
+    if (
+        not torch.compiler.is_compiling()
+        and _is_plain(x)
+        and _may_defer(weight)
+        and bias.dim() == 1
+        and not _is_looked_into(x.device)
+    ):
+        product: Tensor = _RightProduct.apply(bias, x, weight)  # type: ignore[no-untyped-call]
+        return product
+    return torch.addmm(bias, x, weight)
+
+
+class _RightProduct(torch.autograd.Function):
+    """The bias plus x times the weight, by the operations of `torch.addmm` and its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
+        ctx.parameter = weight
+        return torch.addmm(bias, x, weight)
+
+    @staticmethod
+    def backward(
+        ctx: Any, gradient: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if gradient is None:
+            return None, None, None
+        x, weight = ctx.saved_tensors
+        of_bias, of_x, of_weight = ctx.needs_input_grad
+        return (
+            gradient.sum(0) if of_bias else None,
+            gradient.mm(weight.t()) if of_x else None,
+            defer_weight_gradient(ctx.parameter, RightProduct(gradient, x)) if of_weight else None,
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torch import Tensor, nn
 
+from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.scheduler.plural import plural
 
@@ -112,6 +113,13 @@ class PipelineModule:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(why_missing(name))
+
+    def check_settings(self, config: Config) -> None:
+        """Check that the model can be trained with these settings; a list of layers can with all.
+
+        Raises:
+            ConfigError: it cannot.
+        """
 
     def sequential(self, seed: int) -> nn.Sequential:
         """The whole model in one process, with the weights that a run with this seed starts from.

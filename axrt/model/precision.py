@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from axrt.config import Precision
@@ -51,13 +52,14 @@ def types_of(precision: Precision) -> Types:
 
 
 def in_type(value: Any, to: torch.dtype, of: torch.dtype = torch.float32) -> Any:
-    """A payload whose tensors of one type have another one; what cannot travel stays as it is."""
+    """A payload whose tensors of one type have another one. Outputs of a model that cannot travel,
+    such as those of `transformers`, are looked into where torch knows how they are put together."""
     if isinstance(value, Tensor):  # most often
         return value.to(to) if value.dtype == of else value
     try:
         skeleton, tensors = flatten(value)
     except TypeError:
-        return value
+        return tree_map_only(Tensor, lambda one: one.to(to) if one.dtype == of else one, value)
     return unflatten(
         skeleton, [tensor.to(to) if tensor.dtype == of else tensor for tensor in tensors]
     )

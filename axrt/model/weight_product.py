@@ -51,6 +51,14 @@ class WeightProduct(Pair):
         return gradient.t().mm(x)
 
 
+class RightProduct(Pair):
+    """The weight's gradient where the weight is of shape (inputs, outputs)."""
+
+    def __call__(self) -> Tensor:
+        gradient, x = self.rows()
+        return x.t().mm(gradient)
+
+
 def flat_rows(tensor: Tensor) -> Tensor:
     """The tensor as a matrix: all dimensions but the last are its rows."""
     return tensor.reshape(-1, tensor.shape[-1])

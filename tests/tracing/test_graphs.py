@@ -1,0 +1,335 @@
+"""Graphs that are hard to cut: memory with several names, buffers that change, contexts, constants;
+and modules that cannot be traced."""
+
+import copy
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._pytree import tree_map_only
+
+import axrt
+from axrt.tracing.traced import TracedModule
+
+from ..sweeps import swept
+
+WIDTH = 4
+
+
+def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.mse_loss(outputs, targets)
+
+
+def through(model: TracedModule, inputs: Any, training: bool) -> tuple[Any, nn.Sequential]:
+    """What the layers return, where each is on another rank: what travels is copied."""
+    whole = model.sequential(0).train(training)
+    value = inputs
+    for layer in whole:
+        value = layer(tree_map_only(Tensor, Tensor.clone, value))
+    return value, whole
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    """Weights, buffers and gradients by name."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    found = {name: tensor.detach() for name, tensor in named}
+    found |= {
+        f"gradient of {n}": p.grad for n, p in module.named_parameters() if p.grad is not None
+    }
+    return found
+
+
+def own(name: str) -> str:
+    """The name in the module, of one in the pipeline."""
+    what, _, full = name.rpartition(" ")
+    return f"{what} {full.partition('.')[2]}".strip()
+
+
+def check_like(module: nn.Module, inputs: Any) -> TracedModule:
+    """The layers have the module's bits: outputs, gradients and buffers, in both modes."""
+    model = axrt.traced(module, (inputs, None), loss_fn)
+    for training in (True, False):
+        plain = copy.deepcopy(module).train(training)
+        expected = plain(*inputs) if isinstance(inputs, tuple) else plain(inputs)
+        found, whole = through(model, inputs, training)
+        assert torch.equal(found, expected)
+        for made in (expected, found):
+            made.sum().backward()
+        theirs, mine = state(plain), {own(name): of for name, of in state(whole).items()}
+        for name in mine:
+            assert torch.equal(mine[name], theirs[name]), (name, training)
+        assert {n for n in theirs if n.startswith("gradient")} <= mine.keys()
+    return model
+
+
+def linears(number: int) -> Any:
+    return nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(number))
+
+
+class TwoNames(nn.Module):
+    """A view is changed in place after other layers, and the whole is read then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        half = x[:, :2]
+        y = self.layers[2](self.layers[1](x + 1.0))
+        half.mul_(y[:, :2].detach())
+        made: Tensor = self.layers[3](y + x * 1.0)
+        return made
+
+
+class RunningMean(nn.Module):
+    """A mean that is kept in no_grad, saved in a buffer, and read in another place."""
+
+    mean: Tensor
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(4)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[1](self.layers[0](x))
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+                self.seen.add_(1)
+        x = self.layers[2](x - self.mean)
+        made: Tensor = self.layers[3](x / (self.seen + 1))
+        return made
+
+
+class Contexts(nn.Module):
+    """Autocast, no_grad, and tensors that are no buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(4)
+        self.by = torch.full((WIDTH,), 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x) * self.by
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.layers[1](x)
+        with torch.no_grad():
+            z = self.layers[2](x) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+        made: Tensor = self.layers[3](y.float() + z)
+        return made
+
+
+class Tables(nn.Module):
+    """A table that depends on no input, which all layers read; one that is saved; and a mask that
+    does depend on one."""
+
+    frequencies: Tensor
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(6)
+        self.register_buffer("frequencies", torch.arange(WIDTH) / 7, persistent=False)
+        self.register_buffer("table", torch.rand(3, WIDTH))
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        angles = torch.outer(torch.arange(3), self.frequencies)
+        turned, mask = angles.cos() + angles.sin(), keep.unsqueeze(1).to(x.dtype)
+        for layer in self.layers:
+            x = (layer(x) * turned + self.table[:3]) * mask
+        return x
+
+
+class OtherInEvaluation(nn.Module):
+    """Another graph, with the weights in the same order, and one with only some of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, layer in enumerate(self.layers):
+            if self.training or place % 2 == 0:
+                x = torch.tanh(layer(x)) if self.training else layer(x).clamp(-1, 1)
+        return x
+
+
+class Backwards(nn.Module):
+    """In evaluation the layers run the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers if self.training else reversed(self.layers):
+            x = layer(x)
+        return x
+
+
+class Shared(nn.Module):
+    """Layers that run several times, and a norm that counts what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.norm = linears(2), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.norm(self.layers[1](self.layers[0](x)))
+        return x
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "two names": (TwoNames, torch.rand(3, WIDTH)),
+    "running mean": (RunningMean, torch.rand(3, WIDTH)),
+    "contexts": (Contexts, torch.rand(3, WIDTH)),
+    "tables": (Tables, (torch.rand(3, WIDTH), torch.tensor([True, False, True]))),
+    "other in evaluation": (OtherInEvaluation, torch.rand(3, WIDTH)),
+    "backwards in evaluation": (Backwards, torch.rand(3, WIDTH)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_on_ranks_of_their_own_have_the_modules_bits(name: str) -> None:
+    make, inputs = CASES[name]
+    torch.manual_seed(1)
+    model = check_like(make(), inputs)
+    least = {"backwards in evaluation": 1}.get(name, 3)
+    assert len(model.layers) >= least
+
+
+def test_layers_that_run_several_times_share_their_weights() -> None:
+    torch.manual_seed(1)
+    module = Shared()
+    model = axrt.traced(module, (torch.rand(3, WIDTH), None), loss_fn)
+    found, whole = through(model, torch.ones(3, WIDTH), True)
+    assert torch.equal(found, copy.deepcopy(module).train()(torch.ones(3, WIDTH)))
+    assert int(next(of for n, of in whole.named_buffers() if "tracked" in n)) == 2
+
+
+class Drawn(nn.Module):
+    """A random program: linear layers, views, changes in place, skips and buffers."""
+
+    count: Tensor
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed, self.layers = seed, linears(6)
+        self.register_buffer("count", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        draw = random.Random(self.seed)
+        kept = [x * 1.0]
+        for place in range(6):
+            kept.append(self.layers[place](draw.choice(kept)))
+            for _ in range(draw.randrange(4)):
+                self._step(draw, kept)
+        return torch.stack([one.sum(-1) for one in kept if one.dim() == 2]).sum(0)
+
+    def _step(self, draw: random.Random, kept: list[Tensor]) -> None:
+        one, other = draw.choice(kept), draw.choice(kept)
+        what = draw.randrange(8)
+        if what == 0:
+            kept.append(one.view(-1, 2, 2).transpose(1, 2).reshape(-1, WIDTH))
+        elif what == 1:
+            one.detach().mul_(1.25)
+        elif what == 2:
+            kept.append(one.t().t())
+        elif what == 3 and self.training:
+            self.count.add_(one.detach().sum(0))
+        elif what == 4:
+            kept.append(one + self.count.clone())
+        elif what == 5:
+            kept.append(functional.dropout(one, 0.5, training=False))
+        elif what == 6:
+            one.detach()[0].copy_(other.detach()[1])
+        else:
+            kept.append(one + other)
+
+
+def runs(module: nn.Module, inputs: Tensor) -> bool:
+    try:
+        for training in (True, False):
+            copy.deepcopy(module).train(training)(inputs).sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+@swept(("first", [0, 1000, 2000, 3000]), quick=1)
+def test_random_programs_have_the_modules_bits(first: int) -> None:
+    """Those that eager code runs, whose changes in place autograd does not refuse."""
+    tried, seeds = 0, itertools.count(first)
+    while tried < 12:
+        torch.manual_seed(seed := next(seeds))
+        module, inputs = Drawn(seed), torch.rand(3, WIDTH)
+        if runs(module, inputs):
+            check_like(module, inputs)
+            tried += 1
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return self.layer(x)  # type: ignore[no-any-return]
+        return x
+
+
+def test_a_branch_on_values_is_refused_with_its_line() -> None:
+    with pytest.raises(axrt.ModelError, match=r"test_graphs.py:\d+, `if x.sum\(\) > 0:`, depends"):
+        axrt.traced(Branches(), (torch.rand(2, WIDTH), None), loss_fn)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        (torch.rand(2, WIDTH), r"float32 of shape \(2, 4\), and the sample has float32 of shape"),
+        (torch.rand(3, WIDTH).double(), "float64 of shape"),
+        ((torch.rand(3, WIDTH),), "expected the same shapes"),
+    ],
+)
+def test_a_microbatch_unlike_the_sample_is_refused_with_both(inputs: Any, told: str) -> None:
+    model = axrt.traced(TwoNames(), (torch.rand(3, WIDTH), None), loss_fn)
+    with pytest.raises(axrt.DataError, match=told):
+        model.sequential(0)(inputs)
+
+
+def test_backward_hooks_are_refused_by_name() -> None:
+    module = TwoNames()
+    module.layers[1].register_full_backward_hook(lambda *_: None)
+    with pytest.raises(axrt.ModelError, match=r"layers.1 \(Linear\) has backward hooks"):
+        axrt.traced(module, (torch.rand(3, WIDTH), None), loss_fn)
+
+
+def test_forward_hooks_run_once() -> None:
+    module = TwoNames()
+    module.layers[1].register_forward_hook(lambda _, __, out: out * 2)
+    check_like(module, torch.rand(3, WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"precision": {"compute": "bfloat16"}}, r"axrt.traced\(..., compute='bfloat16'\)"),
+        ({"precision": {"weights": "bfloat16"}}, r"axrt.traced\(..., weights='bfloat16'\)"),
+        ({"parallel": {"tensor_shards": 2}}, "a traced module has shapes of whole layers"),
+    ],
+)
+def test_settings_that_a_graph_cannot_have_are_refused(section: Any, told: str) -> None:
+    model = axrt.traced(TwoNames(), (torch.rand(3, WIDTH), None), loss_fn)
+    with pytest.raises(axrt.ConfigError, match=told):
+        axrt.initialize(model, config=section)
