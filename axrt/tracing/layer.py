@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from axrt.errors import DataError, ModelError
 from axrt.transport.payload import flatten
 
+from .tables import Tables
+
 CONSTANTS = "constants."  # begins the names of tensors that are no buffers of the module
 
 
@@ -31,8 +33,10 @@ class Shapes(NamedTuple):
 class Part(NamedTuple):
     """A run of one graph, for training or for evaluation."""
 
-    # is given the layer, a device and the values alive before, and gives what the layer returns
+    # is given the layer, a device, tables and the values alive before, and gives what the layer
+    # returns
     run: Callable[..., Any]
+    tables: Tables | None  # what it reads that depends on no input; None: nothing
     has_contexts: bool  # parts of it run within a context, such as autocast
 
 
@@ -79,7 +83,8 @@ class TracedLayer(nn.Module):
                 "contexts in it, such as autocast, name the device; expected axrt.traced of a "
                 "module and a sample that are on the device that it is trained on"
             )
-        return part.run(self, device, *values)
+        tables = part.tables.of(self, device) if part.tables else ()
+        return part.run(self, device, *tables, *values)
 
     def extra_repr(self) -> str:
         first, last = self._called[:1], self._called[-1:]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node
 
 from axrt.config import Config
@@ -91,10 +91,11 @@ def traced(
     cuts, others = cuts_of(training, evaluation, operations)
     device = next((one.device.type for one in module.parameters()), "cpu")
     layers: list[TracedLayer] = []
+    shared: tuple[dict[tuple[object, ...], Tensor], ...] = ({}, {})
     for mine, other in zip(_bounds(training, cuts), _bounds(evaluation, others), strict=True):
         runs = (
-            Run(training, *mine, "in_training"),
-            Run(evaluation, *other, "in_evaluation"),
+            Run(training, *mine, "in_training", shared[0]),
+            Run(evaluation, *other, "in_evaluation", shared[1]),
         )
         shapes = None if layers else Shapes.of(in_type(inputs, types.weights or torch.float32))
         layers.append(_layer(runs, shapes, operations, device))

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 import axrt
+from axrt.tracing.exporting import called_with
 from axrt.tracing.traced import TracedModule
 
 from ..sweeps import swept
@@ -25,13 +26,17 @@ def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.mse_loss(outputs, targets)
 
 
-def through(model: TracedModule, inputs: Any, training: bool) -> tuple[Any, nn.Sequential]:
-    """What the layers return, where each is on another rank: what travels is copied."""
-    whole = model.sequential(0).train(training)
+def apart(model: TracedModule) -> nn.Sequential:
+    """The layers as if each were on a rank of its own: they share no memory."""
+    return nn.Sequential(*map(copy.deepcopy, model.sequential(0)))
+
+
+def through(whole: nn.Sequential, inputs: Any) -> Any:
+    """What the layers return; what travels from one to the next is copied."""
     value = inputs
     for layer in whole:
         value = layer(tree_map_only(Tensor, Tensor.clone, value))
-    return value, whole
+    return value
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
@@ -51,20 +56,33 @@ def own(name: str) -> str:
 
 
 def check_like(module: nn.Module, inputs: Any) -> TracedModule:
-    """The layers have the module's bits: outputs, gradients and buffers, in both modes."""
+    """The layers have the module's bits: outputs, gradients and buffers, in both modes, also when
+    they have loaded other values."""
     model = axrt.traced(module, (inputs, None), loss_fn)
     for training in (True, False):
-        plain = copy.deepcopy(module).train(training)
-        expected = plain(*inputs) if isinstance(inputs, tuple) else plain(inputs)
-        found, whole = through(model, inputs, training)
-        assert torch.equal(found, expected)
-        for made in (expected, found):
-            made.sum().backward()
-        theirs, mine = state(plain), {own(name): of for name, of in state(whole).items()}
-        for name in mine:
-            assert torch.equal(mine[name], theirs[name]), (name, training)
-        assert {n for n in theirs if n.startswith("gradient")} <= mine.keys()
+        for factor in (1.0, 1.5):
+            plain, whole = copy.deepcopy(module).train(training), apart(model).train(training)
+            for of in (plain, whole):
+                load_scaled(of, factor)
+            torch.manual_seed(3)
+            expected = called_with(plain, inputs)
+            torch.manual_seed(3)
+            found = through(whole, inputs)
+            assert torch.equal(found, expected)
+            for made in (expected, found):
+                made.sum().backward()
+            theirs, mine = state(plain), {own(name): of for name, of in state(whole).items()}
+            for name in mine:
+                assert torch.equal(mine[name], theirs[name]), (name, training)
+            assert {n for n in theirs if n.startswith("gradient")} <= mine.keys()
     return model
+
+
+def load_scaled(module: nn.Module, factor: float) -> None:
+    """Give all that is saved of a module other values."""
+    with torch.no_grad():
+        for of in module.state_dict().values():
+            of.mul_(factor if of.is_floating_point() else 1)
 
 
 def linears(number: int) -> Any:
@@ -84,6 +102,22 @@ class TwoNames(nn.Module):
         y = self.layers[2](self.layers[1](x + 1.0))
         half.mul_(y[:, :2].detach())
         made: Tensor = self.layers[3](y + x * 1.0)
+        return made
+
+
+class GivenBack(nn.Module):
+    """Dropout that does nothing gives the very tensor that it was given, which is changed later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x) * 1.0
+        same = functional.dropout(x, 0.5, training=False)
+        y = self.layers[2](self.layers[1](x + 1.0))
+        same.detach().mul_(2.0)
+        made: Tensor = self.layers[3](y + x * 1.0 + same)
         return made
 
 
@@ -143,9 +177,25 @@ class Tables(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         angles = torch.outer(torch.arange(3), self.frequencies)
+        angles.mul_(2.0)[0].fill_(0.5)
         turned, mask = angles.cos() + angles.sin(), keep.unsqueeze(1).to(x.dtype)
         for layer in self.layers:
             x = (layer(x) * turned + self.table[:3]) * mask
+        return x
+
+
+class Draws(nn.Module):
+    """Random numbers that nobody reads, and some that all layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.rand(3, WIDTH)
+        for layer in self.layers:
+            functional.dropout(x, 0.5, self.training)
+            x = functional.dropout(layer(x), 0.5, self.training) + noise
         return x
 
 
@@ -191,9 +241,11 @@ class Shared(nn.Module):
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "two names": (TwoNames, torch.rand(3, WIDTH)),
+    "given back": (GivenBack, torch.rand(3, WIDTH)),
     "running mean": (RunningMean, torch.rand(3, WIDTH)),
     "contexts": (Contexts, torch.rand(3, WIDTH)),
     "tables": (Tables, (torch.rand(3, WIDTH), torch.tensor([True, False, True]))),
+    "random numbers": (Draws, torch.rand(3, WIDTH)),
     "other in evaluation": (OtherInEvaluation, torch.rand(3, WIDTH)),
     "backwards in evaluation": (Backwards, torch.rand(3, WIDTH)),
 }
@@ -212,7 +264,8 @@ def test_layers_that_run_several_times_share_their_weights() -> None:
     torch.manual_seed(1)
     module = Shared()
     model = axrt.traced(module, (torch.rand(3, WIDTH), None), loss_fn)
-    found, whole = through(model, torch.ones(3, WIDTH), True)
+    whole = model.sequential(0).train()
+    found = whole(torch.ones(3, WIDTH))
     assert torch.equal(found, copy.deepcopy(module).train()(torch.ones(3, WIDTH)))
     assert int(next(of for n, of in whole.named_buffers() if "tracked" in n)) == 2
 
