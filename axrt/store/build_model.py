@@ -293,6 +293,7 @@ class _Layers:
         seen: set[nn.Parameter] = set()
         for place in self._of_stage:
             layer = build(self._model.layers, place, self._seed)
+            _check_values(place, layer)
             # Of the whole layer: a bias by rows is with the first member alone.
             names = [name for name, _ in layer.named_parameters(prefix=str(place))]
             self.places.update({name: (place << 32) + at for at, name in enumerate(names)})
@@ -308,3 +309,17 @@ class _Layers:
             ]
             seen.update(parameter for _, parameter in named)
             yield place, named
+
+
+def _check_values(place: int, layer: nn.Module) -> None:
+    """Check that a layer has values to begin with.
+
+    Raises:
+        ConfigError: it is on the meta device.
+    """
+    named = (*layer.named_parameters(), *layer.named_buffers())
+    if name := next((name for name, tensor in named if tensor.is_meta), ""):
+        raise ConfigError(
+            f"layer {place} ({type(layer).__name__}): {name} is on the meta device, without values "
+            "to begin with; expected a module on the CPU, or an axrt.LayerSpec"
+        )

@@ -39,7 +39,7 @@ def exported(
     skeleton, tensors = flatten(inputs)
     called = _Called(module, skeleton)
     made = []
-    with _modes_kept(module), computing(types, tensors):
+    with _modes_kept(module), _without_caches(module), computing(types, tensors):
         for training in (True, False):
             module.train(training)
             try:
@@ -94,6 +94,21 @@ def _modes_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for one, training in modes:
             one.training = training
+
+
+@contextmanager
+def _without_caches(module: nn.Module) -> Iterator[None]:
+    """Context in which models of transformers return no keys and values for generation, which no
+    loss wants."""
+    configs = {id(of): of for one in module.modules() if (of := getattr(one, "config", None))}
+    caching = [of for of in configs.values() if getattr(of, "use_cache", False) is True]
+    for of in caching:
+        of.use_cache = False
+    try:
+        yield
+    finally:
+        for of in caching:
+            of.use_cache = True
 
 
 def _why(module: nn.Module, error: Exception) -> str:

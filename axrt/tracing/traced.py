@@ -12,7 +12,7 @@ from axrt.errors import ConfigError
 from axrt.model.layers import Layer
 from axrt.model.module import LossFunction, PipelineModule
 from axrt.model.precision import Types, in_type, types_of
-from axrt.model.preflight import checked_sample
+from axrt.transport.payload import flatten
 
 from .cuts import cuts_of
 from .exporting import computing, exported
@@ -76,11 +76,11 @@ def traced(
     Returns:
         The pipeline. Where nothing else is set, stages are cut by the operations of layers.
     Raises:
-        ConfigError: the sample is no pair, or `compute` or `weights` is no choice of its key.
+        ConfigError: the module is none, the sample is no pair, or a type is no choice of its key.
         ModelError: the module cannot be exported, since its Python code branches on values of
             tensors for example; the text has the line.
     """
-    inputs, _ = checked_sample(sample, "axrt.traced exports a module")
+    inputs = _inputs_of(module, sample)
     precision = {"compute": compute, "weights": weights}
     types = types_of(Config.read({"precision": precision}).precision)
     graphs = exported(module, inputs, types)
@@ -100,6 +100,21 @@ def traced(
         shapes = None if layers else Shapes.of(in_type(inputs, types.weights or torch.float32))
         layers.append(_layer(runs, shapes, operations, device))
     return TracedModule(tied(layers), loss_fn, types)
+
+
+def _inputs_of(module: Any, sample: Any) -> Any:
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"axrt.traced got a {type(module).__name__}; expected a torch.nn.Module, then a "
+            "microbatch and a loss"
+        )
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise ConfigError(
+            f"axrt.traced got a sample of type {type(sample).__name__}; expected a microbatch, "
+            "(inputs, targets), as the training has them"
+        )
+    flatten(sample[0])  # or it could not come to a layer
+    return sample[0]
 
 
 def _bounds(program: Program, cuts: Sequence[int]) -> list[tuple[int, int]]:

@@ -5,21 +5,24 @@ import copy
 import itertools
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 import axrt
 from axrt.tracing.exporting import called_with
+from axrt.tracing.layer import TracedLayer
 from axrt.tracing.traced import TracedModule
 
 from ..sweeps import swept
 
 WIDTH = 4
+CPU = torch.device("cpu")
 
 
 def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -59,6 +62,7 @@ def check_like(module: nn.Module, inputs: Any) -> TracedModule:
     """The layers have the module's bits: outputs, gradients and buffers, in both modes, also when
     they have loaded other values."""
     model = axrt.traced(module, (inputs, None), loss_fn)
+    assert not any(isinstance(layer, axrt.TiedLayerSpec) for layer in model.layers)
     for training in (True, False):
         for factor in (1.0, 1.5):
             plain, whole = copy.deepcopy(module).train(training), apart(model).train(training)
@@ -180,7 +184,7 @@ class Tables(nn.Module):
         angles.mul_(2.0)[0].fill_(0.5)
         turned, mask = angles.cos() + angles.sin(), keep.unsqueeze(1).to(x.dtype)
         for layer in self.layers:
-            x = (layer(x) * turned + self.table[:3]) * mask
+            x = (layer(x) * turned * self.frequencies.exp() + self.table[:3]) * mask
         return x
 
 
@@ -331,6 +335,21 @@ def test_random_programs_have_the_modules_bits(first: int) -> None:
             tried += 1
 
 
+def test_tables_follow_the_types_of_buffers_and_outlive_no_mode() -> None:
+    inputs = CASES["tables"][1]
+    model = axrt.traced(Tables(), (inputs, None), loss_fn)
+    first = apart(model)[0]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(first(inputs)[0], FakeTensor)
+    assert type(first(inputs)[0]) is Tensor
+    tables = cast(TracedLayer, first)._parts[True].tables
+    assert tables
+    types = [
+        one.dtype for of in (first, copy.deepcopy(first).double()) for one in tables.of(of, CPU)
+    ]
+    assert {torch.float32, torch.float64} <= set(types)
+
+
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -372,6 +391,27 @@ def test_forward_hooks_run_once() -> None:
     module = TwoNames()
     module.layers[1].register_forward_hook(lambda _, __, out: out * 2)
     check_like(module, torch.rand(3, WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("a module", (1, 2), None), "got a str; expected a torch.nn.Module"),
+        ((TwoNames(), torch.ones(3), None), "got a sample of type Tensor"),
+        ((TwoNames(), (1, 2, 3), None), "got a sample of type tuple"),
+    ],
+)
+def test_what_is_no_module_or_no_sample_is_refused(arguments: Any, told: str) -> None:
+    with pytest.raises(axrt.ConfigError, match=told):
+        axrt.traced(*arguments)
+
+
+def test_a_module_without_values_is_planned_and_not_trained() -> None:
+    with torch.device("meta"):
+        model = axrt.traced(TwoNames(), (torch.rand(3, WIDTH), None), loss_fn)
+    assert model.boundaries(2) == [0, 1, 3]
+    with pytest.raises(axrt.ConfigError, match="layers.0.weight is on the meta device"):
+        axrt.initialize(model)
 
 
 @pytest.mark.parametrize(
