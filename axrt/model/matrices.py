@@ -2,9 +2,9 @@
 they are fused."""
 
 # By itself: what has two dimensions between the first and the last layer, which are the embedding
-# and the head. A matrix whose outputs are several, such as queries, keys and values, is one matrix
-# for each of them; the model has said so where members of a team cut it ("column:3"), or a pattern
-# does ("*.qkv.weight:3").
+# and the head, but for tables of further embeddings. A matrix whose outputs are several, such as
+# queries, keys and values, is one matrix for each of them; the model has said so where members of a
+# team cut it ("column:3"), or a pattern does ("*.qkv.weight:3").
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,6 +31,9 @@ class Matrices:
     def __init__(self, model: PipelineModule, patterns: Sequence[str] = ()) -> None:
         self._plan, self._last = model.tensor, len(model.layers) - 1
         self._patterns = dict(_with_blocks(pattern) for pattern in patterns)
+        self._looked_up = {
+            name for place, layer in enumerate(model.layers) for name in _looked_up_in(layer, place)
+        }
         names = [name for name, parameter in _trained(model) if self.blocks_of(name, parameter)]
         self._places = {name: place for place, name in enumerate(names)}
 
@@ -61,7 +64,8 @@ class Matrices:
 
     def _has(self, name: str, parameter: Tensor) -> bool:
         if not self._patterns:
-            return parameter.dim() == 2 and 0 < int(name.partition(".")[0]) < self._last
+            is_between = 0 < int(name.partition(".")[0]) < self._last
+            return is_between and parameter.dim() == 2 and name not in self._looked_up
         pattern = self._pattern_of(name)
         if pattern is not None and parameter.dim() != 2:
             raise ConfigError(
@@ -166,6 +170,16 @@ def _with_blocks(pattern: str) -> tuple[str, str]:
 def _trained(model: PipelineModule) -> Iterator[tuple[str, nn.Parameter]]:
     for place, layer in enumerate(model.layers):
         yield from trained_in(layer, place)
+
+
+def _looked_up_in(layer: Layer, place: int) -> Iterator[str]:
+    """The names in the model of a layer's tables of embeddings."""
+    module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
+    if isinstance(module, nn.Module):
+        yield from (f"{place}.{name}" for name in getattr(module, "looked_up", ()))
+        for path, one in module.named_modules(prefix=str(place)):
+            if isinstance(one, nn.Embedding | nn.EmbeddingBag):
+                yield f"{path}.weight"
 
 
 def trained_in(layer: Layer, place: int) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,6 +1,6 @@
 """A layer that is a run of a module's graph."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +52,11 @@ class TracedLayer(nn.Module):
         sample: what the first layer's microbatches have to be like; None: it is not the first.
         called: names of the modules whose operations these are, in order.
         operations: floating-point operations of its forward.
+        looked_up: names of parameters that are tables of embeddings.
         exported_on: type of device that the graphs were made on.
     Attributes:
         operations: the same, by which stages are balanced.
+        looked_up: the same, which are no matrices of an optimizer.
     """
 
     def __init__(
@@ -64,12 +66,13 @@ class TracedLayer(nn.Module):
         sample: Shapes | None,
         called: Sequence[str],
         operations: int,
+        looked_up: Collection[str],
         exported_on: str,
     ) -> None:
         super().__init__()
         self._parts = {True: training, False: evaluation}
         self._sample, self._called, self._exported_on = sample, called, exported_on
-        self.operations = operations
+        self.operations, self.looked_up = operations, looked_up
 
     def forward(self, value: Any) -> Any:
         if self._sample is not None:

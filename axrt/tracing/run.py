@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import TreeSpec, tree_unflatten
@@ -11,6 +12,8 @@ from .function import Held, NodesAsFunction, path_of
 from .layer import Part
 from .program import Program
 from .tables import Tables
+
+_LOOKS_UP = (torch.ops.aten.embedding.default,)
 
 
 class Run:
@@ -34,7 +37,7 @@ class Run:
         mode: str,
         shared: dict[tuple[object, ...], Tensor],
     ) -> None:
-        self.steps = program.steps[begin:end]
+        self._program, self.steps = program, program.steps[begin:end]
         is_last = end == len(program.steps)
         out: Sequence[Any] = program.outputs if is_last else program.alive(end)
         read = [node for node in out if isinstance(node, Node)]
@@ -56,6 +59,15 @@ class Run:
     def called(self) -> list[str]:
         """The names of the modules whose operations these are, in order."""
         return [path for step in self.steps if (path := path_of(step))]
+
+    @property
+    def looked_up(self) -> set[str]:
+        """The names of parameters of which rows are looked up, and which nothing else reads."""
+        read: dict[bool, set[str]] = {True: set(), False: set()}
+        for step in self.steps:
+            names = [of.name for of in self._program.weights_of(step) if of.is_parameter]
+            read[step.target in _LOOKS_UP].update(names)
+        return read[True] - read[False]
 
 
 def _together(run: Callable[..., tuple[Any, ...]], spec: TreeSpec | None) -> Callable[..., Any]:

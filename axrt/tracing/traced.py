@@ -84,8 +84,9 @@ def traced(
     precision = {"compute": compute, "weights": weights}
     types = types_of(Config.read({"precision": precision}).precision)
     graphs = exported(module, inputs, types)
-    changed = {name for graph in graphs for name in Program(graph, module).changed}
-    training, evaluation = (Program(graph, module, changed) for graph in graphs)
+    training, evaluation = (Program(graph, module) for graph in graphs)
+    if changed := training.changed | evaluation.changed:
+        training, evaluation = (Program(graph, module, changed) for graph in graphs)
     with computing(types, inputs):
         operations = counted_operations(training)
     cuts, others = cuts_of(training, evaluation, operations)
@@ -126,7 +127,8 @@ def _layer(
 ) -> TracedLayer:
     training, evaluation = runs
     done = 1 + sum(operations.get(step, 0) for step in training.steps)
-    layer = TracedLayer(training.part, evaluation.part, sample, training.called, done, device)
+    about = training.called, done, training.looked_up
+    layer = TracedLayer(training.part, evaluation.part, sample, *about, device)
     held = training.state | evaluation.state
     for name, (one, persistent) in sorted(held.items(), key=lambda item: item[0].count(".")):
         place_in(layer, name, one, persistent)

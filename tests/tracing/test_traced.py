@@ -14,6 +14,7 @@ from torch import Tensor
 import axrt
 from axrt.model.layer_runs import RunSettings
 from axrt.model.layers import TiedLayerSpec
+from axrt.model.matrices import Matrices
 from axrt.model.stage import Stage
 from axrt.tracing.exporting import called_with
 from axrt.transport import Transport
@@ -195,3 +196,29 @@ def test_weight_gradients_of_products_wait(name: str, products: int) -> None:
     stage.forward(0, inputs, targets)
     stage.input_gradient(0, None)
     assert stage.deferral.pieces(0) == products
+
+
+def test_tables_of_embeddings_are_no_matrices_of_an_optimizer() -> None:
+    """Wherever they are: T5 has some in its encoder and decoder, GPT-2 one for positions."""
+    for name, number in (("t5", 32), ("gpt2", 8), ("bert", 13)):
+        matrices = Matrices(traced(name))
+        names = [n for n, p in alone(name)[0].parameters.items() if p.dim() == 2]
+        tables = [n for n in names if "embedding" in n or n.endswith(("wpe.weight", "bias.weight"))]
+        found = [n for n in names for at in range(40) if matrices.place_of(f"{at}.{n}") or at == 99]
+        assert not set(found) & set(tables)
+        assert len(set(found)) == number - 1, "the first one has place 0"
+
+
+@pytest.mark.parametrize("method", ["muon", "soap", "kfac"])
+def test_its_matrices_have_owners(method: str) -> None:
+    optimizer = {"name": method, "lr": 1e-2, "warmup_steps": 0}
+    config = configured(NUMBER, schedule={"policy": "zb-h1"}, optimizer=optimizer)
+
+    def on_one(transport: Transport) -> list[float]:
+        model = copy.deepcopy(traced("llama"))
+        with axrt.initialize(model, config=config, transport=transport) as engine:
+            steps = [iter(microbatches("llama", NUMBER, step)) for step in range(3)]
+            return [engine.train_batch(of if engine.reads else None).loss for of in steps]
+
+    alone_on_one = LocalWorld(1).run(on_one)[0]
+    assert LocalWorld(2).run(on_one) == [alone_on_one] * 2
