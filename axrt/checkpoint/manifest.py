@@ -18,8 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from axrt.config import Config
 from axrt.config.former import with_present_names
 from axrt.errors import ConfigError, DamagedError
@@ -147,6 +145,8 @@ class Manifest:
             raise ConfigError(
                 f"extra of a checkpoint: {error}; expected what JSON can hold"
             ) from None
+        import torch  # whoever reads alone, a launcher for one, does without
+
         versions = {
             "python": platform.python_version(),
             "torch": str(torch.__version__),

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from axrt.config import AUTO, Config, Parallel
 from axrt.errors import ConfigError
-from axrt.models.registry import model_of
-from axrt.planning.default_schedule import settled
 from axrt.scheduler.simulation.costs import Costs, Work
 from axrt.scheduler.simulation.simulator import simulate
 from axrt.world.mesh import Mesh
@@ -101,6 +99,10 @@ def _with_pipe(config: Config, whole: Layout, parallel: Parallel, teams: int) ->
 
 
 def _simulated(config: Config, pipe: int, data: int) -> Layout | None:
+    # A launcher simulates when it leaves a host out; until then it does without torch.
+    from axrt.models.registry import model_of
+    from axrt.planning.default_schedule import settled
+
     of = config.schedule
     policy = "" if of.policy == AUTO else of.policy
     schedule = replace(of, policy=policy, share=False, global_batch=0)

@@ -25,6 +25,7 @@ WITHOUT_TORCH = (
     ("simulate", "--search", "--ranks", "2", "--microbatches", "2", "--json"),
     ("draw", "--help"),
     ("doctor", "--help"),
+    ("train", "--keys"),
 )
 HEAVY = frozenset(["torch", "numpy", "mpi4py"])
 # What a start has no use for. Torch imports the first ones when something asks for them: an
@@ -46,7 +47,7 @@ UNUSED = frozenset(
 )
 COMMAND = "from axrt.cli import main; main(sys.argv[1:], standalone_mode=False)"
 STEPS = """
-import axrt.cli.train.command, torch
+import axrt.cli.train.process, torch
 from axrt.config import Config
 from axrt.engine import initialize
 from axrt.models.registry import model_of
@@ -117,6 +118,10 @@ def test_a_simulation_along_a_table_needs_no_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", WITHOUT_TORCH, ids=" ".join)
 def test_what_computes_nothing_starts_without_torch(arguments: tuple[str, ...]) -> None:
     assert not HEAVY & imported_by(COMMAND, *arguments)
+
+
+def test_a_launcher_starts_without_torch() -> None:
+    assert "torch" not in imported_by(COMMAND, "launch", "--help")
 
 
 def test_a_rank_trains_without_what_torch_imports_for_compilers() -> None:

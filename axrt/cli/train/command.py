@@ -1,24 +1,11 @@
-"""`axrt train`: the command, and what its process ends with."""
-
-import sys
-import traceback
-from pathlib import Path
+"""`axrt train`: the command. What it does is imported when it is called: torch comes with it, and
+help and a shell's completion do without."""
 
 import click
 
-from axrt.config import Config, described
-from axrt.errors import AxrtError, ConfigError
-from axrt.exit_codes import Exit, exit_code_of, leave_code
-from axrt.observe.origin import commit_of
-from axrt.restarts.witness import witnessed
-from axrt.world.joining import join
-from axrt.world.launchers import told
-from axrt.world.leaving import leave_at_once
-from axrt.world.survivors import SurvivingWorld
+from axrt.config import described
 
 from ..overrides import with_overrides
-from .going_on import Attempt, train_with_survivors
-from .training import train_once
 
 
 def _print_keys(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -51,38 +38,6 @@ def train(file: str, overrides: tuple[str, ...], verbose: bool) -> None:
     Ctrl-C (or SIGUSR1) ends after the present step and saves a checkpoint; Ctrl-C once more ends at
     once. Open MPI's mpirun ends all ranks half a second after Ctrl-C: send it SIGUSR1 instead.
     """
-    said = told()
-    try:
-        with witnessed(said.rank if said else 0):
-            commit = "" if said and said.rank else commit_of(Path.cwd())
-            code = _until_done(Attempt(file, overrides, commit=commit, verbose=verbose))
-        sys.exit(code)
-    except KeyboardInterrupt:
-        click.echo("axrt: interrupted", err=True)
-        leave_code(Exit.INTERRUPTED)
-        sys.exit(Exit.INTERRUPTED)
-    except (
-        Exception
-    ) as error:  # alone; in a job of several ranks a failure has ended the job already
-        if isinstance(error, AxrtError):
-            click.echo(f"axrt: {error}", err=True)
-        else:
-            traceback.print_exception(error)
-        leave_code(exit_code_of(error))
-        sys.exit(exit_code_of(error))
+    from .process import run
 
-
-def _until_done(attempt: Attempt) -> Exit:
-    """Train, and go on without ranks that are lost where that is asked for."""
-    try:
-        config = Config.read(attempt.file, attempt.overrides)
-    except ConfigError:
-        return train_once(attempt)  # which says so
-    if not config.run.survive:
-        return train_once(attempt)
-    run = config.run
-    world = join(run.transport, run.device, run.patience_s)
-    code, left = train_with_survivors(config, attempt, world, train_once)
-    if isinstance(left, SurvivingWorld) and left.has_lost:
-        leave_at_once(code)
-    return code
+    run(file, overrides, verbose)
