@@ -28,6 +28,10 @@ IN_ORDER = (
 )
 # Several run at once. And a child of fork would wait for ever for the threads that torch had.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where nothing may write bytecode, each rank of each job compiles all of axrt anew, a fifth of what
+# its start takes, and each worker all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 settings.register_profile("axrt", deadline=None)  # other tests may run beside this one
 
 
