@@ -19,11 +19,11 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,6 +116,8 @@ class Accelerator:
         self.generator = torch.Generator()
         self._library = ctypes.CDLL(str(built()), mode=ctypes.RTLD_GLOBAL)
         self._told = self._handles()
+        self._alias = torch.ops.simulated.alias.default  # not by name at each operator
+        self._adopt = torch.ops.simulated.adopt.default
         self._library.install(ctypes.byref(self._told))
         atexit.register(self._library.be_silent)
         torch.utils.backend_registration.rename_privateuse1_backend(NAME)
@@ -187,29 +189,29 @@ class Accelerator:
     # Operators.
 
     def _run(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        name = operator.__name__.partition(".")[0]
+        of = _facts(operator)
         if operator is _aten._copy_from.default:
             return self._copy(*args, **kwargs)
         if operator is _aten.record_stream.default:
             return self._record(*args)
-        tensors = _tensors((args, *kwargs.values()))
-        mine = [tensor for tensor in tensors if _is_mine(tensor)]
-        if name not in _INDEXED:
-            _check_not_mixed(name, tensors, mine)
-        if _is_view(operator):
+        tensors = _tensors((args, *kwargs.values()) if kwargs else args)
+        mine = [tensor for tensor in tensors if not tensor.is_cpu]
+        if len(mine) < len(tensors) and of.name not in _INDEXED:
+            _check_not_mixed(of.name, tensors, mine)
+        if of.is_view:
             return self._on_cpu(operator, args, kwargs)
-        stream, what = _current(), f"{name}, {_where()}"
+        stream, what = _current(), f"{of.name}, {_place()}"
         self.clocks.launch(stream)
         written = _written(operator, args, kwargs)
         for tensor in mine:
             self._touch(stream, tensor, id(tensor) in written, what)
-        if operator is _aten._local_scalar_dense.default or name in _HOST_READS:
-            self.clocks.wait_for_stream(stream, what)
-        with self._own_random_numbers(operator):
+        if operator is _aten._local_scalar_dense.default or of.name in _HOST_READS:
+            self.clocks.wait_for_stream(stream, f"{of.name}, {_where()}")
+        with self._own_random_numbers() if of.is_random else nullcontext():
             made = self._on_cpu(operator, args, kwargs)
-        fills = name not in _EMPTY or torch.are_deterministic_algorithms_enabled()
+        fills = of.name not in _EMPTY or torch.are_deterministic_algorithms_enabled()
         for tensor in _tensors(made):
-            if _is_mine(tensor) and not self.clocks.knows(_address(tensor)):
+            if not tensor.is_cpu and not self.clocks.knows(_address(tensor)):
                 self.clocks.allocate(_address(tensor), stream)
                 if fills:
                     self._touch(stream, tensor, True, what)
@@ -224,8 +226,10 @@ class Accelerator:
         given: dict[int, tuple[Tensor, Tensor]] = {}
 
         def seen(value: Any) -> Any:
-            if _is_mine(value):
-                shown = torch.ops.simulated.alias(value)
+            if isinstance(value, Tensor):
+                if value.is_cpu:
+                    return value
+                shown = self._alias(value)
                 given[id(shown)] = value, shown
                 return shown
             on_device = isinstance(value, torch.device) and value.type == NAME
@@ -236,7 +240,7 @@ class Accelerator:
                 return value
             if id(value) in given:
                 return given[id(value)][0]
-            return torch.ops.simulated.adopt(value)
+            return self._adopt(value)
 
         kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         made = operator(*_mapped(seen, args), **_mapped(seen, kwargs))
@@ -247,7 +251,7 @@ class Accelerator:
 
     def _copy(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         """Bytes from the host to the device, back, or within the device."""
-        stream, what = _current(), f"copy, {_where()}"
+        stream, what = _current(), f"copy, {_place()}"
         self.clocks.launch(stream)
         for tensor, writes in ((source, False), (target, True)):
             if _is_mine(tensor) or tensor.is_pinned():
@@ -264,7 +268,7 @@ class Accelerator:
 
     def launch_on(self, stream: int, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
         """Launch an operation that no kernel of torch's does: a library's."""
-        what = f"a library, {_where()}"
+        what = f"a library, {_place()}"
         self.clocks.launch(stream)
         for tensor in reads:
             self._touch(stream, tensor, False, what)
@@ -297,14 +301,11 @@ class Accelerator:
     def host_touches(self, tensor: Tensor, writes: bool, what: str) -> None:
         """The host reads or writes memory of the device, or pinned memory."""
         self.clocks.acts()
-        self._touch(HOST, tensor, writes, f"{what}, {_where()}")
+        self._touch(HOST, tensor, writes, f"{what}, {_place()}")
 
     @contextmanager
-    def _own_random_numbers(self, operator: Any) -> Iterator[None]:
+    def _own_random_numbers(self) -> Iterator[None]:
         """Context in which the CPU's generator goes on where the device's stands."""
-        if torch.Tag.nondeterministic_seeded not in operator.tags:
-            yield
-            return
         of_cpu = torch.default_generator.get_state()
         torch.default_generator.set_state(self.generator.get_state())
         try:
@@ -317,6 +318,10 @@ class Accelerator:
 class _PinnedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hears the host's own operators on pinned memory."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and each operator would pay for what hides it
+
     def __init__(self, accelerator: Accelerator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._accelerator = accelerator
@@ -325,8 +330,8 @@ class _PinnedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, operator: Any, kinds: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        leaves = _tensors((args, *kwargs.values()))
-        if leaves and not _is_view(operator) and not any(map(_is_mine, leaves)):
+        leaves = _tensors((args, *kwargs.values()) if kwargs else args)
+        if all(leaf.is_cpu for leaf in leaves) and not _facts(operator).is_view:
             written = _written(operator, args, kwargs)
             for tensor in leaves:
                 if tensor.device.type == "cpu" and tensor.is_pinned():
@@ -363,11 +368,21 @@ def _current() -> int:
     return torch.accelerator.current_stream().stream_id
 
 
+class _Facts(NamedTuple):
+    """What is asked of an operator at each launch."""
+
+    name: str
+    is_view: bool
+    is_random: bool
+
+
 @cache
-def _is_view(operator: Any) -> bool:
-    return operator.is_view or operator.__name__ in (
-        "_unsafe_view.default",
-        "_reshape_alias.default",
+def _facts(operator: Any) -> _Facts:
+    name = operator.__name__.partition(".")[0]
+    return _Facts(
+        name,
+        is_view=operator.is_view or name in ("_unsafe_view", "_reshape_alias"),
+        is_random=torch.Tag.nondeterministic_seeded in operator.tags,
     )
 
 
@@ -403,9 +418,14 @@ def _tensors(value: Any) -> list[Tensor]:
     """The tensors of an operator's arguments or results, which are nested in lists at most."""
     if isinstance(value, Tensor):
         return [value]
+    found: list[Tensor] = []
     if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in _tensors(part)]
-    return []
+        for part in value:
+            if isinstance(part, Tensor):
+                found.append(part)
+            elif isinstance(part, list | tuple):
+                found += _tensors(part)
+    return found
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
@@ -422,16 +442,24 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
 def _where() -> str:
     """The innermost line of ours or of a test's that is being run."""
     frame: FrameType | None = sys._getframe(1)
-    found, in_loop, on_demand = "elsewhere", False, False
+    in_loop, on_demand = False, False
+    while frame is not None:
+        in_loop |= frame.f_code is Loop.run.__code__
+        on_demand |= frame.f_code is WeightsOnDemand.bring.__code__
+        frame = frame.f_back
+    return f"{'on demand: ' * on_demand}{_IN_LOOP * in_loop}{_place()}"
+
+
+def _place() -> str:
+    """The same without what waits alone are asked: whether it is in the loop. Most operators wait
+    for nothing, and stacks are deep."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if found == "elsewhere" and _is_of_the_project(code.co_filename):
-            file = code.co_filename.removeprefix(f"{_ROOT}/")
-            found = f"{file}:{frame.f_lineno} {code.co_name}"
-        in_loop |= code is Loop.run.__code__
-        on_demand |= code is WeightsOnDemand.bring.__code__
+        if _is_of_the_project(code.co_filename):
+            return f"{code.co_filename.removeprefix(f'{_ROOT}/')}:{frame.f_lineno} {code.co_name}"
         frame = frame.f_back
-    return f"{'on demand: ' * on_demand}{_IN_LOOP * in_loop}{found}"
+    return "elsewhere"
 
 
 @cache

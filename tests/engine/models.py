@@ -156,7 +156,7 @@ def masked_batches(microbatches: int, width: int = 12, batch: int = 3, time: int
     return of_step
 
 
-def small_gpt() -> PipelineModule:
+def small_gpt(layers: int = 6) -> PipelineModule:
     """The model of the command line, with dropout, and a layer for each of eight stages."""
     return gpt(
         Config.read(
@@ -165,7 +165,7 @@ def small_gpt() -> PipelineModule:
                     "vocab": 256,
                     "width": 16,
                     "heads": 2,
-                    "layers": 6,
+                    "layers": layers,
                     "context": 8,
                     "dropout": 0.1,
                 }

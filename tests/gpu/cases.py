@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -126,12 +127,12 @@ def _device() -> torch.device:
 @contextmanager
 def _repeatable() -> Iterator[None]:
     """Kernels that give the same bits each time; the job's environment gives cuBLAS a workspace
-    that does."""
-    torch.use_deterministic_algorithms(True)
+    that does. torch's own function imports its compilers first, 3 s on each rank."""
+    torch._C._set_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch._C._set_deterministic_algorithms(False)
 
 
 def _configured(**sections: Any) -> dict[str, dict[str, Any]]:
@@ -185,9 +186,9 @@ def _same_as_plain_torch(
 
 def case_every_kind_of_policy_has_the_bits_of_plain_torch(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
-    _same_as_plain_torch(
-        comm, perceptron, batches, ("1f1b", "interleaved-1f1b", "zb-h1", "adaptive")
-    )
+    policies = ("1f1b", "zb-h1", "interleaved-1f1b", "adaptive")
+    # The first has its bits with structured activations, too, the second with clipping.
+    _same_as_plain_torch(comm, perceptron, batches, tuple(_few(policies, 2, 3)))
 
 
 def case_a_gpt_has_the_bits(comm: "MPI.Comm") -> None:
@@ -201,25 +202,26 @@ def case_a_gpt_has_the_bits(comm: "MPI.Comm") -> None:
 
 def case_plans_from_measured_costs_have_the_bits(comm: "MPI.Comm") -> None:
     """Of what layers take on this device; one rank alone follows none."""
+    model = partial(small_gpt, fewer(6, 2))
     batches = token_batches(vocab=256, context=8, microbatches=MICROBATCHES)
     costs = _folder(comm) / "costs.json"
     if comm.rank == 0:
         generator = BorrowedGenerator(SEED, _device())
         with generator.borrowed():
-            layers = measure(small_gpt(), SEED, batches(0)[0], generator, types_of(Precision()))
+            layers = measure(model(), SEED, batches(0)[0], generator, types_of(Precision()))
         assert all(layer.forward_s > 0 for layer in layers)
         assert sum(layer.weight_s for layer in layers if layer.pieces) > 0
         costs.write_text(CostTable({1: tuple(layers)}, Edge(1e-3), task_s=1e-4).to_json())
     comm.Barrier()
     with _repeatable():
         reference = of_one_rank(
-            comm, lambda: train_in_plain_torch(small_gpt(), batches, STEPS, device=_device())
+            comm, lambda: train_in_plain_torch(model(), batches, STEPS, device=_device())
         )
         schedule: dict[str, Any] = {"policy": "adaptive", "costs": str(costs)}
-        assert _trained(comm, small_gpt, batches, schedule=schedule) == reference
+        assert _trained(comm, model, batches, schedule=schedule) == reference
     transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
     config = _configured(schedule=schedule)
-    with axrt.initialize(small_gpt(), adamw, config=config, transport=transport) as engine:
+    with axrt.initialize(model(), adamw, config=config, transport=transport) as engine:
         assert isinstance(engine._job.policy, AlongPlan) == (comm.size > 1)
 
 
@@ -342,7 +344,8 @@ def case_offloaded_state_has_the_bits_of_state_on_the_device(comm: "MPI.Comm") -
             (narrow, 0.75),
             ({}, 0.75),
         ]
-        where = ("host", f"disk:{folder}")
+        # Through checkpoints state comes from the host's memory in the default run, too.
+        where = _few(("host", f"disk:{folder}"), 1)
         for (precision, clip), scratches in partners(_few(ways, 2), where):
             optimizer = {"clip": clip}
             sections: dict[str, Any] = {"precision": precision, "optimizer": optimizer}
@@ -388,7 +391,7 @@ def case_steps_on_the_host_have_the_bits_of_steps_on_the_device(comm: "MPI.Comm"
         ({"weights": "bfloat16"}, 0.0, ["cpu"]),
         (scaled, 0.5, ["cpu"]),
     ]
-    for precision, clip, routes in _few(ways, 2, 3):
+    for precision, clip, routes in _few(ways, 3):
         sections: dict[str, Any] = {"precision": precision, "optimizer": {"clip": clip}}
         plain = _trained(comm, perceptron, batches, memory=small, **sections)
         for route in routes:
@@ -432,12 +435,12 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
             {"zero": 1, "offload": "cpu"},
             {"zero": 2, "offload": "cpu"},
         ]
-        for sections, met in partners(_few(ways, 1, 2), _few(memories, 1, 4)):
+        for sections, met in partners(_few(ways, 1, 2), _few(memories, 4, 1)):
             folder = _folder(comm)
             plain = trained({}, **sections)
             for memory in met:
                 _assert_same_steps(trained(memory, **sections), plain, memory, sections)
-                if not is_full() and memory["zero"] != 1:
+                if not is_full():  # residencies of shards go through checkpoints there
                     continue
                 saved = folder / _named(memory)
                 apart = trained(memory | {"zero": 0}, saved, **sections)
@@ -545,10 +548,12 @@ def case_offloaded_state_goes_through_checkpoints(comm: "MPI.Comm") -> None:
 
     offload = {"offload": "stream"}
     with _repeatable():
-        first = trained(offload, range(2), save=True, load=False)
-        whole = trained({}, range(4), save=False, load=False)
+        half = fewer(2, 1)
+        first = trained(offload, range(half), save=True, load=False)
+        whole = trained({}, range(2 * half), save=False, load=False)
         for memory in ({}, offload):
-            assert [*first, *trained(memory, range(2, 4), save=False, load=True)] == whole
+            later = range(half, 2 * half)
+            assert [*first, *trained(memory, later, save=False, load=True)] == whole
 
 
 def case_weights_come_from_scratch_and_go(comm: "MPI.Comm") -> None:
@@ -701,7 +706,8 @@ def case_residencies_go_through_dropped_steps_and_checkpoints(comm: "MPI.Comm") 
             saved = folder / f"saved-{number}"
             assert trained(memory, True, save=saved) == plain, memory
             assert trained(memory, False, load=saved) == after, memory
-            assert trained({}, False, load=saved) == after, memory
+            if is_full():  # of state alone it is so in the default run, too
+                assert trained({}, False, load=saved) == after, memory
 
 
 def case_an_evaluation_between_steps_has_the_bits_and_changes_none(comm: "MPI.Comm") -> None:
