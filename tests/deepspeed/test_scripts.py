@@ -24,6 +24,7 @@ from axrt.deepspeed.runtime.pipe.topology import (
 from axrt.errors import ConfigError
 
 from ..mpi.mpirun import ROOT, launcher, run
+from ..sweeps import fewer, first
 from .train_images import Net, join_layers
 
 SCRIPT = Path(__file__).with_name("train_images.py")
@@ -437,7 +438,13 @@ def test_names_that_are_not_there_are_told() -> None:
     assert options.deepspeed_config is None
 
 
-def test_the_example_trains_on_two_replicas_of_two_stages_and_tells_its_layout(
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    first([(2, "1 replica, 8 microbatches"), (4, "2 replicas, 4 microbatches")]),
+)
+def test_the_example_trains_on_replicas_of_two_stages_and_tells_its_layout(
+    ranks: int,
+    layout: str,
     tmp_path: Path,
 ) -> None:
     random = np.random.default_rng(0)
@@ -446,16 +453,17 @@ def test_the_example_trains_on_two_replicas_of_two_stages_and_tells_its_layout(
     (tmp_path / "data").mkdir()
     np.concatenate([labels[:, None], images], axis=1).tofile(tmp_path / "data/data_batch_1.bin")
     file = ROOT / "examples/deepspeed_alexnet.json"
-    words = ["--deepspeed_config", str(file), "--steps", "2", "--pixels", "64"]
+    words = ["--deepspeed_config", str(file), "--steps", str(fewer(2, 1)), "--pixels", "64"]
     ended = run(
         [
-            *(launcher(), "-n", "4", sys.executable, str(ROOT / "examples/deepspeed_alexnet.py")),
+            *(launcher(), "-n", str(ranks), sys.executable),
+            str(ROOT / "examples/deepspeed_alexnet.py"),
             *(*words, "--data", str(tmp_path / "data")),
         ],
         timeout_s=300,
     )
     assert ended.code == 0, ended.err
-    assert "axrt: 2 stages x 2 replicas, 4 microbatches of 8 a step and replica" in ended.err
+    assert f"axrt: 2 stages x {layout} of 8 a step and replica" in ended.err
 
 
 def test_an_engine_says_where_its_rank_stands_and_keeps_losses_where_it_is_told(

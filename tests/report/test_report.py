@@ -20,6 +20,7 @@ from axrt.scheduler.task import Kind
 
 from ..cli.test_train import TINY, axrt
 from ..mpi.mpirun import mpirun
+from ..sweeps import is_full
 
 pytest.importorskip("plotly")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -216,9 +217,10 @@ def test_a_browser_shows_what_a_person_looks_for_in_light_in_dark_and_on_paper(
             assert f"{text}<" in seen or text in Page(seen).texts["differences"]
         assert 'role="img"' in seen
         assert 'tabindex="0"' in seen or "<summary" in seen, "what a keyboard reaches"
-        picture = (f"--screenshot={kept / name}.png", *flags)
-        drawn(page, "1300,4000", tmp_path / f"{name} picture", *picture)
-        assert (kept / f"{name}.png").stat().st_size > 50_000
+        if is_full() or kept != tmp_path:  # what is on paper is no blank page, too
+            picture = (f"--screenshot={kept / name}.png", *flags)
+            drawn(page, "1300,4000", tmp_path / f"{name} picture", *picture)
+            assert (kept / f"{name}.png").stat().st_size > 50_000
     assert texts["light"] != texts["dark"], "words have another colour in the dark"
     drawn(page, "1300,2000", tmp_path / "paper", f"--print-to-pdf={kept / 'page.pdf'}")
     assert (kept / "page.pdf").stat().st_size > 50_000
