@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import axrt
 from axrt.errors import ConfigError, ModelError
 
+from ..sweeps import swept
 from .reference import Item
 from .test_tensor import (
     CUTS,
@@ -103,13 +104,15 @@ def of_pieces(layer: type[axrt.InPieces]) -> Callable[[], axrt.PipelineModule]:
     )
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize(
-    ("model", "batches"),
-    [
-        (language, few_sentences),
-        *((of_pieces(layer), sequences) for layer in (Writing, Holding, Negating, ReadingOne)),
-    ],
+@swept(
+    (
+        "model, batches",
+        [
+            (language, few_sentences),
+            *((of_pieces(layer), sequences) for layer in (Writing, Holding, Negating, ReadingOne)),
+        ],
+    ),
+    ("policy", ["zb-h1", "1f1b"]),
 )
 def test_bits_stay(
     model: Callable[[], axrt.PipelineModule], batches: Callable[[int], list[Item]], policy: str

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from axrt.store.owners import owners_of_stage
 from axrt.store.presets import optimizer_factory
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import fewer, swept
 from .matrices import MICROBATCHES, Block, batches, six_blocks, trained_on
 from .reference import SEED, Item, Outcome, configured, train_on_a_rank
 
-WIDTH, STEPS = 6, 10
+WIDTH, STEPS = 6, fewer(10, 8)
 OF_ALL = {"lr": 0.05, "rest_lr": 0.003, "weight_decay": 0.1}
 KFAC: dict[str, Any] = {
     "name": "kfac",
@@ -59,6 +61,11 @@ def trained(
 ) -> Outcome:
     keys = {"optimizer": keys, "memory": {"zero": int(data > 1)}, **sections}
     return trained_on(pipe, data, of, steps, given, **keys)
+
+
+@cache
+def alone(slowly: bool) -> Outcome:
+    return trained(1, 1, SLOW if slowly else KFAC)
 
 
 def is_matrix(name: str) -> bool:
@@ -106,7 +113,7 @@ def by_numpy(
     keys: dict[str, Any],
     owner_of: Callable[[str], int] | None = None,
 ) -> Outcome:
-    """Ten steps by it; with factors of all microbatches, or of those of a matrix's owner."""
+    """Steps by it; with factors of all microbatches, or of those of a matrix's owner."""
     whole = model().sequential(SEED)
     named = dict(whole.named_parameters())
     names = [name for name in named if is_matrix(name)]
@@ -173,8 +180,7 @@ def test_it_is_the_published_rule_with_the_samples_of_all(keys: dict[str, Any]) 
     assert_close(trained(1, 1, keys), by_numpy(batches(1), keys), 1e-12)
 
 
-@pytest.mark.parametrize("keys", [KFAC, SLOW])
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@swept(("zero", [2, 1, 3]), ("keys", [SLOW, KFAC]))
 def test_it_is_the_published_rule_with_the_samples_of_owners(
     zero: int, keys: dict[str, Any]
 ) -> None:
@@ -190,22 +196,27 @@ def test_it_is_the_published_rule_with_the_samples_of_owners(
         assert_close(others, expected, 1e-6)
 
 
-@pytest.mark.parametrize("keys", [KFAC, SLOW])
-@pytest.mark.parametrize(
-    ("pipe", "policy", "memory"),
-    [
-        (2, "1f1b", {"bucket_mb": 0.0005}),
-        (2, "zb-h1", {}),
-        (2, "breadth-first", {"scratch": "host", "offload": "stream"}),
-        (4, "zb-v", {"scratch": "disk", "offload": "stream"}),
-        (2, "1f1b", {"recompute": "full"}),
-        (2, "breadth-first", {"scratch": "host", "offload": "stream", "offload_parameters": True}),
-    ],
+@swept(
+    (
+        "pipe, policy, memory",
+        [
+            (2, "1f1b", {"bucket_mb": 0.0005}),
+            (2, "zb-h1", {}),
+            (2, "breadth-first", {"scratch": "host", "offload": "stream"}),
+            (4, "zb-v", {"scratch": "disk", "offload": "stream"}),
+            (2, "1f1b", {"recompute": "full"}),
+            (
+                *(2, "breadth-first"),
+                {"scratch": "host", "offload": "stream", "offload_parameters": True},
+            ),
+        ],
+    ),
+    ("keys", [KFAC, SLOW]),
 )
 def test_no_bit_hangs_on_ranks_policies_or_memory(
     pipe: int, policy: str, memory: dict[str, Any], keys: dict[str, Any], tmp_path: Any
 ) -> None:
-    expected = trained(1, 1, keys)
+    expected = alone(keys is SLOW)
     if memory.get("scratch") == "disk":
         memory = {**memory, "scratch": f"disk:{tmp_path}"}
     assert trained(pipe, 1, keys, schedule={"policy": policy}, memory=memory) == expected

@@ -17,6 +17,7 @@ from axrt.store.muon import MuonAndAdamW, orthogonal
 from axrt.store.presets import optimizer_factory
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import swept
 from .matrices import MICROBATCHES, Block, batches, six_blocks, trained_on
 from .reference import Outcome, configured, plain_torch, train_on_a_rank
 
@@ -70,9 +71,11 @@ def trained(
     return trained_on(pipe, data, of, steps, **{"optimizer": {**MUON, "clip": 0.5}, **sections})
 
 
-@pytest.mark.parametrize("pipe", [1, 2, 4])
-@pytest.mark.parametrize("policy", ["1f1b", "zb-h1", "breadth-first", "zb-v"])
-@pytest.mark.parametrize("memory", [{}, {"offload": "stream"}, {"bucket_mb": 0.002}])
+@swept(
+    ("memory", [{}, {"offload": "stream"}, {"bucket_mb": 0.002}]),
+    ("policy", ["1f1b", "zb-h1", "breadth-first", "zb-v"]),
+    ("pipe", [1, 2, 4]),
+)
 def test_one_replica_has_the_bits_of_torchs_own(
     memory: dict[str, Any], policy: str, pipe: int
 ) -> None:
@@ -83,18 +86,20 @@ def test_one_replica_has_the_bits_of_torchs_own(
         assert torch.equal(found.parameters[name], value), name
 
 
-@pytest.mark.parametrize("keys", [SOAP, SLOW_SOAP])
-@pytest.mark.parametrize(
-    ("pipe", "policy", "memory"),
-    [
-        (1, "1f1b", {}),
-        (2, "1f1b", {"bucket_mb": 0.002}),
-        (2, "zb-h1", {}),
-        (2, "breadth-first", {"scratch": "host", "offload": "stream"}),
-        (4, "zb-v", {"scratch": "disk", "offload": "stream"}),
-        (2, "1f1b", {"recompute": "full"}),
-        (2, "zb-h1", {"scratch": "host", "offload": "cpu"}),
-    ],
+@swept(
+    (
+        "pipe, policy, memory",
+        [
+            (1, "1f1b", {}),
+            (2, "1f1b", {"bucket_mb": 0.002}),
+            (2, "zb-h1", {}),
+            (2, "breadth-first", {"scratch": "host", "offload": "stream"}),
+            (4, "zb-v", {"scratch": "disk", "offload": "stream"}),
+            (2, "1f1b", {"recompute": "full"}),
+            (2, "zb-h1", {"scratch": "host", "offload": "cpu"}),
+        ],
+    ),
+    ("keys", [SOAP, SLOW_SOAP]),
 )
 def test_refreshes_in_idle_time_have_the_bits_of_a_plain_loop(
     pipe: int, policy: str, memory: dict[str, Any], keys: dict[str, Any], tmp_path: Any
@@ -176,10 +181,11 @@ def test_replicas_train_as_torchs_own(zero: int, data: int) -> None:
         torch.testing.assert_close(found.parameters[name], value, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(
-    ("keys", "bucket_mb"), [(MUON, 0.004), (MUON, 25.0), (SOAP, 0.004), (SLOW_SOAP, 25.0)]
+@swept(
+    ("keys, bucket_mb", [(MUON, 0.004), (SOAP, 0.004), (SLOW_SOAP, 25.0), (MUON, 25.0)]),
+    ("zero", [1, 2, 3]),
+    quick=3,
 )
-@pytest.mark.parametrize("zero", [1, 2, 3])
 def test_each_matrix_has_one_owner_among_replicas(
     zero: int, bucket_mb: float, keys: dict[str, Any]
 ) -> None:
@@ -287,9 +293,10 @@ def test_the_built_in_model_tells_what_is_fused() -> None:
     assert blocks == {(16, 8, 8): 2, (16,): 4, (64,): 2, (): blocks[()]}
 
 
-@pytest.mark.parametrize(
-    ("keys", "saved_after"),
-    [(MUON, 1), *((keys, at) for keys in (SOAP, SLOW_SOAP, KFAC) for at in (3, 4, 5))],
+@swept(
+    ("keys", [SLOW_SOAP, KFAC, SOAP, MUON]),
+    # A refresh of the slow ones is due behind the fourth step, and its use behind the sixth.
+    ("saved_after", [4, 5, 3]),
 )
 def test_a_run_goes_on_on_another_layout(
     keys: dict[str, Any], saved_after: int, tmp_path: Any
@@ -328,8 +335,7 @@ def test_a_run_goes_on_on_another_layout(
     assert begun == run(2, go_on)
 
 
-@pytest.mark.parametrize("zero", [0, 1])
-@pytest.mark.parametrize("keys", [MUON, SOAP, KFAC])
+@swept(("keys", [MUON, SOAP, KFAC]), ("zero", [0, 1]))
 def test_a_run_does_not_go_on_with_other_matrices(
     keys: dict[str, Any], zero: int, tmp_path: Any
 ) -> None:

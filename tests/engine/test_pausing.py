@@ -18,6 +18,7 @@ from axrt.model.deferral import Deferral
 from axrt.model.pausing import pausing_behind, pieces_of
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import first, swept
 from .reference import configured, momentum, plain_torch, train_in_plain_torch, train_on_a_rank
 from .test_tensor import (
     MICROBATCHES,
@@ -106,8 +107,10 @@ def together(name: str, of_members: dict[int, Tensor]) -> Tensor:
     return parts[0]
 
 
-@pytest.mark.parametrize(("pipe", "tensor", "data"), [(1, 2, 1), (2, 2, 1), (1, 4, 1), (2, 2, 2)])
-@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+@swept(
+    ("pipe, tensor, data", [(1, 2, 1), (2, 2, 1), (1, 4, 1), (2, 2, 2)]),
+    ("policy", ["1f1b", "zb-h1"]),
+)
 def test_any_layer_is_cut_as_it_is(policy: str, pipe: int, tensor: int, data: int) -> None:
     batches = sentences if data == 2 else few_sentences
     layout = model_of, batches, pipe, tensor, data
@@ -118,15 +121,17 @@ def test_any_layer_is_cut_as_it_is(policy: str, pipe: int, tensor: int, data: in
     assert_close(found, plain_torch(model_of, batches, 2, momentum, clip=0.5))
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
-@pytest.mark.parametrize(
-    "memory",
-    [
-        {"recompute": "full"},
-        {"recompute": 1},
-        {"offload": "stream", "scratch": "host"},
-        {"offload_activations": 6},
-    ],
+@swept(
+    ("policy", ["1f1b", "zb-v"]),
+    (
+        "memory",
+        [
+            {"recompute": "full"},
+            {"recompute": 1},
+            {"offload": "stream", "scratch": "host"},
+            {"offload_activations": 6},
+        ],
+    ),
 )
 def test_it_runs_again_and_offloads(memory: dict[str, Any], policy: str) -> None:
     found = trained(
@@ -240,8 +245,10 @@ class Reads(Block):
         return out
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("block", [Notes, Reads])
+@swept(
+    ("recompute", ["none", "full"]),
+    ("block", [Notes, Reads]),
+)
 def test_what_a_layer_keeps_and_says_elsewhere_is_its_own(
     block: type[nn.Module], recompute: str
 ) -> None:
@@ -315,8 +322,10 @@ class OnlyBiasesInPieces(Mlp):
             parameter.requires_grad_(name.endswith("down.bias"))
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("block", [OnlyBiases, OnlyBiasesInPieces])
+@swept(
+    ("policy", ["1f1b", "zb-h1"]),
+    ("block", [OnlyBiases, OnlyBiasesInPieces]),
+)
 def test_biases_of_rows_are_trained_alone(block: type[nn.Module], policy: str) -> None:
     def model() -> axrt.PipelineModule:
         made: axrt.PipelineModule = model_of(block)
@@ -375,7 +384,7 @@ class Theirs(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Gemma2"])
+@pytest.mark.parametrize("kind", first(["Gemma2", "Qwen3", "Llama"], quick=2))
 def test_layers_of_transformers_are_cut_by_their_own_plan(kind: str) -> None:
     pytest.importorskip("transformers")
 
@@ -471,21 +480,23 @@ class Counts(Block):
         return super().forward(value)
 
 
-@pytest.mark.parametrize(
-    ("block", "text"),
-    [
-        (Twice, "has run at least 3 matrices that are cut by 'row'; expected each of the 2"),
-        (Skips, "has run 1 matrices that are cut by 'row'; expected each of the 2"),
-        (InPlace, "changes a tensor in place that the layer has made before"),
-        (Replaced, "changes a tensor in place that the layer has made before"),
-        (Hidden, "do not see, such as an autograd.Function"),
-        (WithoutGradient, "within a context of the layer's own, such as torch.no_grad"),
-        (InFloat32, "within a context of the layer's own"),
-        (Checkpointed, "within a context of the layer's own"),
-        (Counts, "changes buffers"),
-    ],
+@swept(
+    (
+        "block, text",
+        [
+            (Twice, "has run at least 3 matrices that are cut by 'row'; expected each of the 2"),
+            (Skips, "has run 1 matrices that are cut by 'row'; expected each of the 2"),
+            (InPlace, "changes a tensor in place that the layer has made before"),
+            (Replaced, "changes a tensor in place that the layer has made before"),
+            (Hidden, "do not see, such as an autograd.Function"),
+            (WithoutGradient, "within a context of the layer's own, such as torch.no_grad"),
+            (InFloat32, "within a context of the layer's own"),
+            (Checkpointed, "within a context of the layer's own"),
+            (Counts, "changes buffers"),
+        ],
+    ),
+    ("recompute", ["none", 2]),
 )
-@pytest.mark.parametrize("recompute", ["none", 2])
 def test_what_would_be_wrong_is_refused(
     recompute: str | int, block: type[nn.Module], text: str
 ) -> None:

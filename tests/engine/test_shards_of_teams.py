@@ -13,6 +13,8 @@ from torch import Tensor
 import axrt
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import first as first_of
+from ..sweeps import swept
 from .reference import Item, adamw, configured, plain_torch
 from .test_tensor import (
     MICROBATCHES,
@@ -28,17 +30,19 @@ from .test_tensor import (
 T = TypeVar("T")
 
 
-@pytest.mark.parametrize(("clip", "bucket_mb"), [(0.0, 25.0), (0.5, 0.0)])
-@pytest.mark.parametrize(
-    ("policy", "pipe", "tensor", "zero"),
-    [
-        ("1f1b", 1, 2, 1),
-        ("zb-h1", 2, 2, 1),
-        ("breadth-first", 2, 2, 2),
-        ("1f1b", 1, 2, 3),
-        ("zb-v", 2, 2, 3),
-        ("breadth-first", 1, 2, 3),
-    ],
+@swept(
+    (
+        "policy, pipe, tensor, zero",
+        [
+            ("1f1b", 1, 2, 1),
+            ("zb-h1", 2, 2, 1),
+            ("breadth-first", 2, 2, 2),
+            ("1f1b", 1, 2, 3),
+            ("zb-v", 2, 2, 3),
+            ("breadth-first", 1, 2, 3),
+        ],
+    ),
+    ("clip, bucket_mb", [(0.0, 25.0), (0.5, 0.0)]),
 )
 def test_replicas_of_teams_share_out(
     policy: str, pipe: int, tensor: int, zero: int, clip: float, bucket_mb: float
@@ -86,16 +90,16 @@ def test_each_copy_steps_its_part() -> None:
 # Checkpoints: (pipe, tensor, data) and memory.zero of the run that saves, and of that which goes
 # on; the save is waited for, and weights are narrow then.
 LAYOUTS = [
-    ((1, 2, 2), 1, (1, 1, 1), 0, True),
     ((1, 1, 1), 0, (2, 2, 2), 2, True),
-    ((2, 2, 2), 1, (1, 4, 1), 0, False),
     ((1, 1, 2), 1, (1, 2, 2), 1, False),
     ((1, 2, 2), 3, (2, 1, 1), 0, True),
     ((2, 2, 1), 0, (1, 2, 2), 3, False),
+    ((1, 2, 2), 1, (1, 1, 1), 0, True),
+    ((2, 2, 2), 1, (1, 4, 1), 0, False),
 ]
 
 
-@pytest.mark.parametrize(("first", "zero", "then", "zero_then", "wait"), LAYOUTS)
+@pytest.mark.parametrize(("first", "zero", "then", "zero_then", "wait"), first_of(LAYOUTS, quick=4))
 def test_any_layout_goes_on_from_any_other(
     first: tuple[int, int, int],
     zero: int,
@@ -190,8 +194,10 @@ LETS_GO: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "breadth-first"])
-@pytest.mark.parametrize("case", LETS_GO)
+@swept(
+    ("policy", ["1f1b", "breadth-first"]),
+    ("case", LETS_GO),
+)
 def test_weights_that_come_and_go_have_the_same_bits(case: str, policy: str) -> None:
     data, sections = LETS_GO[case]
     batches = sentences if data == 2 else few_sentences

@@ -13,7 +13,7 @@ from axrt.observe.observer import Observer, Wait
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
-from ..sweeps import swept
+from ..sweeps import fewer, swept
 from .models import motley, perceptron
 from .reference import (
     SEED,
@@ -248,12 +248,13 @@ def train_in_a_tree(model: axrt.PipelineModule, batches: Any, clip: float) -> Ou
 @swept(
     ("pipe, data", [(1, 3), (2, 2), (2, 3)]),
     ("memory", [{}, {"bucket_mb": 0.002}, {"offload": "stream", "bucket_mb": 0.004}]),
+    quick=2,
 )
 def test_bits_are_those_of_a_tree_whoever_computes_what(
     pipe: int, data: int, memory: dict[str, Any]
 ) -> None:
     expected = train_in_a_tree(perceptron(), batches_for(data), clip=0.5)
-    for seed in range(4):
+    for seed in range(fewer(4, 2)):
         found = trained(
             pipe,
             data,

@@ -111,7 +111,7 @@ class Run(NamedTuple):
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 600)), min_size=1, max_size=4),
     st.sampled_from([0, 1, 3]),
 )
-@examples(20, quick=5)
+@examples(20, quick=3)
 def test_whoever_dies_and_whenever_the_batch_of_each_step_is_that_of_a_quiet_run(
     seed: int, deaths: list[tuple[int, int]], zero: int
 ) -> None:

@@ -21,6 +21,8 @@ from axrt.scheduler.rank_state import RankState
 from axrt.scheduler.rules import Queue
 from axrt.transport.local import LocalTransport, LocalWorld
 
+from ..sweeps import fewer, swept
+from ..sweeps import first as first_of
 from .conftest import QUEUE
 from .reference import (
     POLICIES,
@@ -244,15 +246,17 @@ def assert_close(found: Outcome, expected: Outcome) -> None:
         torch.testing.assert_close(found.parameters[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", first_of(POLICIES, quick=5))
 def test_a_team_trains_as_plain_torch_under_any_policy(policy: str) -> None:
     found = trained(mlps, features, 2, 2, schedule={"policy": policy}, factory=momentum)
     assert_close(found, plain_torch(mlps, features, 2, momentum))
 
 
-@pytest.mark.parametrize(("pipe", "tensor", "data"), [(1, 2, 1), (2, 2, 1), (1, 4, 1), (2, 2, 2)])
-@pytest.mark.parametrize("model", [language, by_tokens])
-@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+@swept(
+    ("pipe, tensor, data", [(1, 2, 1), (2, 2, 1), (1, 4, 1), (2, 2, 2)]),
+    ("model", [language, by_tokens]),
+    ("policy", ["1f1b", "zb-h1"]),
+)
 def test_any_layer_is_right_in_a_team(
     policy: str, model: Callable[[], axrt.PipelineModule], pipe: int, tensor: int, data: int
 ) -> None:
@@ -262,8 +266,10 @@ def test_any_layer_is_right_in_a_team(
     assert_close(found, plain_torch(model, batches, 2, clip=0.5))
 
 
-@pytest.mark.parametrize("document_end", [-1, 3])
-@pytest.mark.parametrize("kind", GPTS)
+@swept(
+    ("document_end", [-1, 3]),
+    ("kind", GPTS),
+)
 def test_the_built_in_models_are_cut(kind: str, document_end: int) -> None:
     def model() -> axrt.PipelineModule:
         return built_in(kind, document_end)
@@ -274,11 +280,12 @@ def test_the_built_in_models_are_cut(kind: str, document_end: int) -> None:
     assert found.norms == pytest.approx(expected.norms, rel=1e-4)
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
-@pytest.mark.parametrize(
-    "memory",
-    [{"offload": "stream", "scratch": "host"}, {"offload": "cpu"}, {"offload_activations": 5}],
-    ids=["stream", "cpu", "activations"],
+@swept(
+    ("policy", ["1f1b", "zb-v"]),
+    (
+        "memory",
+        [{"offload": "stream", "scratch": "host"}, {"offload": "cpu"}, {"offload_activations": 5}],
+    ),
 )
 def test_a_team_offloads(memory: dict[str, Any], policy: str) -> None:
     keys: dict[str, Any] = {"schedule": {"policy": policy}, "optimizer": {"clip": 0.5}}
@@ -286,8 +293,10 @@ def test_a_team_offloads(memory: dict[str, Any], policy: str) -> None:
     assert found == trained(language, few_sentences, 2, 2, **keys)
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
-@pytest.mark.parametrize("recompute", ["full", 1, 2])
+@swept(
+    ("policy", ["1f1b", "zb-v"]),
+    ("recompute", ["full", 1, 2]),
+)
 def test_layers_of_a_team_run_again(recompute: str | int, policy: str) -> None:
     """Nothing is sent twice, so the bits are those of layers that keep all."""
     keys: dict[str, Any] = {"schedule": {"policy": policy}, "optimizer": {"clip": 0.5}}
@@ -324,8 +333,10 @@ def assert_a_block_sends(slices: int, tensor: int, **sections: dict[str, Any]) -
     assert LocalWorld(tensor, 2).run(main) == [expected] * tensor
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("tensor", [2, 4])
+@swept(
+    ("recompute", ["none", "full"]),
+    ("tensor", [2, 4]),
+)
 def test_a_block_sends_eight_slices_each_way_round(tensor: int, recompute: str) -> None:
     """At each of four joints, forward and backward."""
     assert_a_block_sends(8, tensor, memory={"recompute": recompute})
@@ -338,12 +349,14 @@ def test_replicas_of_teams_share_microbatches() -> None:
 
 def test_shared_microbatches_have_one_sum_whoever_computes_them() -> None:
     keys: dict[str, Any] = {"schedule": {"share": True}, "run": {"deterministic": True}}
-    first, *others = [trained(language, sentences, 1, 2, 2, seed=seed, **keys) for seed in range(4)]
+    first, *others = [
+        trained(language, sentences, 1, 2, 2, seed=seed, **keys) for seed in range(fewer(4, 2))
+    ]
     assert all(other == first for other in others)
     assert_close(first, plain_torch(language, sentences, 2))
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("policy", first_of(["zb-h1", "1f1b"]))
 def test_a_library_adds_replicas_of_a_team_up(policy: str) -> None:
     """Of weights that are cut the same member of each replica, of others all ranks of a stage."""
     parallel = {"collectives": "library", "activations": "library"}
@@ -359,12 +372,12 @@ def test_a_library_adds_replicas_of_a_team_up(policy: str) -> None:
 def test_bits_depend_on_no_order_of_messages() -> None:
     first, *others = [
         trained(language, few_sentences, 2, 2, seed=seed, schedule={"policy": "zb-h2"})
-        for seed in range(4)
+        for seed in range(fewer(4, 2))
     ]
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("data", first_of([2, 1]))
 def test_members_have_the_same_buckets_of_whole_weights(data: int) -> None:
     """Biases that the first member alone has move no other weight to another bucket."""
     batches = sentences if data == 2 else few_sentences
@@ -436,8 +449,10 @@ def test_members_draw_for_themselves_in_pieces_and_alike_in_whole_layers() -> No
     assert kinds.count("whole") == MICROBATCHES
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "zb-v", "chimera"])
-@pytest.mark.parametrize("model", [language, by_tokens])
+@swept(
+    ("policy", ["1f1b", "zb-v", "chimera"]),
+    ("model", [language, by_tokens]),
+)
 def test_an_evaluation_in_a_team_is_that_of_plain_torch(
     model: Callable[[], axrt.PipelineModule], policy: str
 ) -> None:
@@ -832,15 +847,17 @@ def saved(folder: Path) -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in folder.iterdir() if one.suffix == ".safetensors"}
 
 
-@pytest.mark.parametrize("wait", [True, False])
-@pytest.mark.parametrize(
-    ("first", "then", "offload"),
-    [
-        ((1, 1), (1, 2), "none"),
-        ((2, 2), (1, 1), "stream"),
-        ((1, 4), (2, 2), "none"),
-        ((1, 2), (1, 4), "cpu"),
-    ],
+@swept(
+    (
+        "first, then, offload",
+        [
+            ((1, 1), (1, 2), "none"),
+            ((2, 2), (1, 1), "stream"),
+            ((1, 4), (2, 2), "none"),
+            ((1, 2), (1, 4), "cpu"),
+        ],
+    ),
+    ("wait", [True, False]),
 )
 def test_any_degree_goes_on_from_any_other(
     first: tuple[int, int], then: tuple[int, int], offload: str, wait: bool, tmp_path: Path

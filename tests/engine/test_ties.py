@@ -381,7 +381,7 @@ def plainly_written(way: str, data: int) -> list[float]:
     return train_in_plain_torch(tied(), with_writes, 3, factory).losses
 
 
-@swept(("memory, precision, data", LAYOUTS), ("way", WAYS), quick=12)
+@swept(("memory, precision, data", LAYOUTS), ("way", WAYS))
 def test_what_is_written_to_a_tied_weight_reaches_every_layer_wherever_they_are(
     memory: dict[str, Any], precision: dict[str, Any], data: int, way: str
 ) -> None:

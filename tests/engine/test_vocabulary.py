@@ -15,6 +15,7 @@ from axrt.model.vocabulary import CutLogits, numbers_of
 from axrt.models.registry import model_of
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import swept
 from .reference import (
     Item,
     adamw,
@@ -74,9 +75,11 @@ def joined(name: str, of_members: dict[int, Tensor]) -> Tensor:
     return put_together(name, of_members)
 
 
-@pytest.mark.parametrize(("pipe", "tensor"), [(1, 2), (2, 2), (1, 4)])
-@pytest.mark.parametrize("model", [means, sums])
-@pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
+@swept(
+    ("pipe, tensor", [(1, 2), (2, 2), (1, 4)]),
+    ("model", [means, sums]),
+    ("policy", ["1f1b", "zb-v"]),
+)
 def test_a_team_trains_as_plain_torch(
     policy: str, model: Callable[[], axrt.PipelineModule], pipe: int, tensor: int
 ) -> None:

@@ -6,7 +6,7 @@ and through checkpoints of any other layout. The bytes that a rank keeps and sen
 for stage 1; `test_zero2.py` and `test_zero3.py` have those of the other stages.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -90,7 +90,7 @@ def check_equal(
     data: int,
     *,
     clip: float = 0.0,
-    zeros: Sequence[int] = (1, 3),
+    zeros: Collection[int] = (1, 3),
     only: Mapping[str, Any] = MappingProxyType({}),
     **keys: Any,
 ) -> None:
