@@ -54,6 +54,7 @@ from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
 from axrt.scheduler.simulation.schedules import build_schedule
 from axrt.scheduler.simulation.timeline import Timeline
 
+from ..sweeps import fewer
 from .files import CHECKPOINT, inside, prepare
 
 MOST_KIB = 1 << 20  # that the process may grow by
@@ -419,7 +420,7 @@ STRUCTURED = [
     for reader, name in zip(READERS, NAMES, strict=True)
     if reader.file.endswith(ENDINGS)
 ]
-PLACES = 25  # of a file, drawn
+PLACES, MANY = fewer(25, 6), fewer(len(VALUES), 7)  # drawn of a file, and for each place
 
 
 @pytest.mark.parametrize(
@@ -432,7 +433,7 @@ def test_any_value_in_any_place_is_taken_or_refused(folder: Path, reader: Reader
     with put_back(file):
         short = [at for at in places if len(at) == 1]
         for at in [*short, *random.sample(places, min(PLACES, len(places)))]:
-            for to in VALUES:
+            for to in random.sample(VALUES, MANY):
                 content = written(file, changed(whole, at, to))
                 if content is not None:
                     file.write_bytes(content)

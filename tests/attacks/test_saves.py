@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from ..mpi.mpirun import ROOT
+from ..sweeps import fewer
 from .saves import can_trace
 
 
@@ -15,7 +16,8 @@ from .saves import can_trace
 def test_a_kill_at_any_system_call_of_a_save_loses_nothing_that_was_saved(beside: bool) -> None:
     """In a process of its own: it forks, and a child of a process that has started MPI may find a
     lock of the library's taken for ever."""
-    command = [sys.executable, "-m", "tests.attacks.saves", "--kills", "25", "--seed", "3"]
+    kills = str(fewer(25, 8))
+    command = [sys.executable, "-m", "tests.attacks.saves", "--kills", kills, "--seed", "3"]
     done = subprocess.run(
         [*command, *["--beside"] * beside],
         cwd=ROOT,
@@ -25,4 +27,4 @@ def test_a_kill_at_any_system_call_of_a_save_loses_nothing_that_was_saved(beside
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "25 kills at system calls of a save, " in done.stdout
+    assert f"{kills} kills at system calls of a save, " in done.stdout

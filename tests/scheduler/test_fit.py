@@ -242,7 +242,7 @@ def test_a_model_cut_otherwise_costs_the_same(
     st.floats(0, 1),
     st.booleans(),
 )
-@examples(150, quick=50)
+@examples(150, quick=25)
 def test_no_schedule_beats_the_bound(
     name: str,
     ranks: int,

@@ -293,7 +293,7 @@ times = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 3.0])  # sums of these are ex
 
 
 @given(times, times, times, st.integers(1, 9), st.integers(1, 5))
-@examples(150, quick=100)
+@examples(150, quick=40)
 def test_the_time_of_a_step_is_that_of_a_line_of_three_with_so_many_slots(
     fetch: float, step: float, store: float, buckets: int, slots: int
 ) -> None:

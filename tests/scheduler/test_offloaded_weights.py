@@ -103,7 +103,7 @@ def test_where_steps_wait_for_a_vote_the_last_residency_does_not_last() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_in_any_order_of_events_nobody_gets_stuck(name: str) -> None:
     """`SlotWatch` looks at every task."""
-    for seed in range(fewer(24, quick=8)):
+    for seed in range(fewer(24, quick=5)):
         pipeline = Pipeline(
             policy_by_name(name),
             *(2, 4),

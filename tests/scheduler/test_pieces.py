@@ -136,7 +136,7 @@ def test_joints_without_a_team_are_refused() -> None:
     st.integers(1, 2),
     st.integers(),
 )
-@examples(150, quick=60)
+@examples(150, quick=25)
 def test_no_order_of_events_stops_a_team_under_any_policy(
     name: str,
     ranks: int,
@@ -198,7 +198,7 @@ def test_no_order_of_events_stops_a_team_under_any_policy(
     st.integers(1, 3),
     st.integers(),
 )
-@examples(100, quick=40)
+@examples(100, quick=20)
 def test_weights_that_come_and_go_are_there_for_every_piece(
     name: str,
     ranks: int,
@@ -238,7 +238,7 @@ def test_weights_that_come_and_go_are_there_for_every_piece(
 
 
 @given(st.sampled_from(NAMES), st.integers(2, 4), st.integers(0, 9), st.booleans(), st.integers())
-@examples(60, quick=30)
+@examples(60, quick=12)
 def test_data_that_end_within_a_step_stop_every_member(
     name: str, team: int, end: int, fills: bool, seed: int
 ) -> None:
@@ -263,7 +263,7 @@ def test_data_that_end_within_a_step_stop_every_member(
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 9), st.booleans(), st.integers())
-@examples(40, quick=20)
+@examples(40, quick=8)
 def test_an_evaluation_of_a_team_ends(
     team: int, ranks: int, length: int, fills: bool, seed: int
 ) -> None:

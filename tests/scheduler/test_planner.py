@@ -18,7 +18,7 @@ from axrt.scheduler.simulation.costs import Costs, Edge, Work
 from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.task import Kind, Task
 
-from ..sweeps import examples, first
+from ..sweeps import examples
 from .exact import shortest
 
 AT_LATENCY_1 = Costs(edge=Edge(1.0), pieces=1)
@@ -76,7 +76,8 @@ def test_a_plan_is_within_two_percent_of_what_a_solver_finds(ranks: int, placeme
     assert found <= plan.takes <= 1.02 * found
 
 
-@pytest.mark.parametrize(("held", "takes"), first([(12, 71), (8, 83), (16, 62)]))
+@pytest.mark.sweep  # two to four ranks are planned at their optimum above
+@pytest.mark.parametrize(("held", "takes"), [(12, 71), (8, 83), (16, 62)])
 def test_eight_ranks_are_within_two_percent_of_the_optimum(held: int, takes: float) -> None:
     assert (
         planned(worlds(8, AT_LATENCY_1, LINEAR_OR_VEE), 16, held, effort=QUICK).takes
@@ -133,7 +134,7 @@ def test_too_little_memory_is_refused_with_what_is_enough() -> None:
     st.integers(1, 2),
     st.integers(),
 )
-@examples(40, quick=15)
+@examples(40, quick=8)
 def test_changes_keep_an_order_that_can_be_followed_and_keeps_no_more(
     ranks: int, microbatches: int, name: str, latency: float, more: int, steps: int, seed: int
 ) -> None:

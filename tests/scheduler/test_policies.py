@@ -1,7 +1,7 @@
 """What each policy does, drawn; and what it promises, under any order of events."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 from hypothesis import example, given
@@ -21,7 +21,7 @@ from axrt.scheduler.rules.collectives import by_library, leader, places
 from axrt.scheduler.stash_places import least_places
 from axrt.scheduler.task import Counts, Kind, Task
 
-from ..sweeps import examples
+from ..sweeps import examples, some
 from .pipelines import PIECES, Pipeline, drawn, run_in_random_order, timetable
 
 
@@ -254,11 +254,17 @@ def tied_with_residencies(reductions: int, room: int) -> Pipeline:
 COPIES = (Kind.OFFLOAD, Kind.RELOAD)
 
 
-def of_every_policy(*rest: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """What is drawn leaves some policies out now and then; so much is always run of each."""
+OF_CLASSES = ("1f1b", "zb-h1", "breadth-first", "zb-v", "chimera", "adaptive")
+
+
+def of_every_policy(
+    *rest: object, quick: Collection[str] = NAMES
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What is drawn leaves some policies out now and then; so much is always run of each, or of
+    those that the default run has."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        for name in NAMES:
+        for name in some(NAMES, quick):
             test = example(name, *rest)(test)
         return test
 
@@ -282,10 +288,11 @@ def of_every_policy(*rest: object) -> Callable[[Callable[..., None]], Callable[.
     st.integers(),
 )
 @of_every_policy(4, 4, 2, 0, 2, 2, 2, True, True, 2, 1, None, 1)
-@of_every_policy(4, 8, 2, 4, 1, 1, 2, False, False, 0, 0, 0, 2)
-@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 1)  # shards in groups
-@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 4)  # sums in groups
-@examples(75, quick=25)
+@of_every_policy(4, 8, 2, 4, 1, 1, 2, False, False, 0, 0, 0, 2, quick=OF_CLASSES)
+# shards in groups, and sums in groups
+@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 1, quick=OF_CLASSES)
+@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 4, quick=OF_CLASSES)
+@examples(75, quick=15)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     name: str,
     ranks: int,
@@ -407,7 +414,7 @@ def test_replicas_whose_buckets_become_ready_in_other_orders_collect_in_one() ->
     st.integers(0, 24),
     st.integers(),
 )
-@examples(100, quick=50)
+@examples(100, quick=25)
 def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
     name: str, ranks: int, chunks: int, microbatches: int, length: int, seed: int
 ) -> None:
@@ -430,7 +437,7 @@ def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
     st.sampled_from([0, 1, 3]),
     st.integers(),
 )
-@examples(100, quick=50)
+@examples(100, quick=25)
 def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
     name: str,
     ranks: int,
@@ -470,7 +477,7 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 8), st.integers())
-@examples(100, quick=50)
+@examples(100, quick=25)
 def test_microbatches_run_in_order_within_a_kind_and_a_stage(
     name: str, ranks: int, microbatches: int, seed: int
 ) -> None:

@@ -16,10 +16,12 @@ from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.task import Kind
 
+from ..sweeps import examples
 from .once_a_step import ANY, attack, counts, run
 
 
 @given(lag=st.integers(0, 3), **ANY)
+@examples(100, quick=25)
 def test_it_ends_in_any_order_of_events(seed: int, **keys: Any) -> None:
     pipeline = run(seed=seed, steps=3, shards=seed % 5 < 3, preconditions=True, **keys)
     for steps, changes in counts(pipeline, Kind.STEP, Kind.PRECONDITION):

@@ -18,6 +18,7 @@ from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Kind
 
+from ..sweeps import examples
 from .once_a_step import ANY, attack, counts, run
 
 
@@ -53,6 +54,7 @@ def test_a_step_waits_for_what_it_uses(lag: int) -> None:
 
 
 @given(lag=st.integers(1, 3), **ANY)
+@examples(100, quick=25)
 def test_it_ends_in_any_order_of_events(seed: int, **keys: Any) -> None:
     pipeline = run(seed=seed, steps=4, clips=seed % 2 == 0, shards=seed % 5 < 2, **keys)
     for steps, refreshes in counts(pipeline, Kind.STEP, Kind.REFRESH):

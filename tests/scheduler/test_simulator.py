@@ -181,7 +181,7 @@ def test_makespans_and_spans_follow_the_published_formulas(ranks: int, microbatc
     st.sampled_from([0.0, 0.0, 0.5, 1.0]),
     st.integers(0, 99),
 )
-@examples(150, quick=60)
+@examples(150, quick=25)
 def test_any_costs_latencies_and_jitter_keep_work_order_and_bounds(
     name: str,
     ranks: int,
