@@ -115,7 +115,8 @@ def test_no_test_is_left_out_whole_but_some_that_take_long() -> None:
     storm beside single faults, a tutorial that is read, ways beside a few of them, a plan made anew
     beside one that is followed, an end that another one has for a hundredth of its price, layers
     that a compiler really makes, the whole effort of a choice of plans, an imported model on teams
-    beside its layers on teams."""
+    beside its layers on teams, an example that learns beside its first step, and plans of eight
+    ranks beside those of two to four."""
     marked = {
         file.relative_to(TESTS).as_posix()
         for file in TESTS.rglob("test_*.py")
@@ -124,6 +125,8 @@ def test_no_test_is_left_out_whole_but_some_that_take_long() -> None:
     assert marked == {
         "slurm/test_pretrain.py",
         "network/test_two_hosts.py",
+        "models/test_alexnet.py",
+        "scheduler/test_planner.py",
         "attacks/test_storm.py",
         "test_package.py",
         "docs/test_tutorial.py",
