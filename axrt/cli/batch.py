@@ -133,7 +133,6 @@ def _check_ranks(config: Config, ranks: int) -> None:
     """Check that the model and the schedule fit the ranks of the job, which else would wait in the
     queue to say so. Modules of the user's may be there on the nodes alone, and a job that survives
     losses has spares."""
-    from axrt.model.tensor_plan import check_cuts
     from axrt.models.registry import model_of
     from axrt.planning.default_schedule import settled  # needs torch, and --help does not
     from axrt.world.mesh import Mesh
@@ -145,7 +144,7 @@ def _check_ranks(config: Config, ranks: int) -> None:
     try:
         mesh = Mesh.of(0, ranks, of.pipe, of.data, of.rank_order, of.tensor)
         model = model_of(config)
-        check_cuts(model, of)
+        model.check_settings(config)
         if config.schedule.policy != AUTO:
             settled(config, model, mesh)
     except ConfigError as error:

@@ -16,7 +16,6 @@ from axrt.model.preflight import (
     check_use,
     refuse_in_a_worker,
 )
-from axrt.model.tensor_plan import check_cuts
 from axrt.observe.observer import Observer
 from axrt.planning.schedule import digest_of_order
 from axrt.store.bucket_settings import LrSchedule, OptimizerFactory, constant
@@ -84,7 +83,6 @@ def initialize(
     usual = constant if optimizer else named_schedule(settings.optimizer, run.steps)
     try:
         model.check_settings(settings)
-        check_cuts(model, settings.parallel)
         factory = optimizer or optimizer_factory(settings.optimizer, model)
         recipe = Recipe(model, factory, lr_schedule or usual, sample)
         _check_alike(world, settings, recipe)

@@ -11,7 +11,6 @@ from axrt.config import AUTO, Config, Parallel, Schedule
 from axrt.model.joints import Team
 from axrt.model.module import PipelineModule
 from axrt.model.team_layers import TeamLayers
-from axrt.model.tensor_plan import check_cuts
 from axrt.planning.default_schedule import settled
 from axrt.scheduler.job import Job
 from axrt.store.assign import BucketSpec
@@ -130,7 +129,6 @@ class Predictor:
         """
         of = config.parallel
         self._model.check_settings(config)
-        check_cuts(self._model, of)
         mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order, of.tensor)
         schedule, job = self._settled(config, mesh)
         held, why = self._held(config, job)

@@ -54,14 +54,21 @@ def check_loss_stays_with_its_stage(loss_fn: Any, layers: Sequence[Any], first: 
     if isinstance(loss_fn, nn.Module):
         return
     found = _behind(loss_fn, _DEEPEST, set())
-    seen = {id(of) for one in found if isinstance(one, nn.Module) for of in one.modules()}
+    seen = set[int]()
+    for one in found:
+        seen |= {id(one)} if isinstance(one, nn.Parameter) else _ids_in(one)
     for place, layer in enumerate(layers[:first]):
-        if id(layer) in seen:
+        module = getattr(layer, "given", layer)  # of a tied layer, which trains a copy
+        if isinstance(module, nn.Module) and not seen.isdisjoint(_ids_in(module)):
             raise ConfigError(
-                f"loss_fn uses layer {place} ({type(layer).__name__}), which is on another stage "
+                f"loss_fn uses layer {place} ({type(module).__name__}), which is on another stage "
                 "than the loss; expected what it needs of that layer along the stages: returned "
                 "beside the layer's value, see docs/training.md"
             )
+
+
+def _ids_in(module: nn.Module) -> set[int]:
+    return {*map(id, module.modules()), *map(id, module.parameters())}
 
 
 def globals_of(function: Any) -> Iterator[tuple[str, Any]]:

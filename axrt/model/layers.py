@@ -347,7 +347,7 @@ def num_multiplied(layer: Layer) -> int:
     embeddings, of which it looks up a few rows. The operations of a layer that was traced, which
     is one of a model of such layers."""
     layer = _to_count(layer)
-    if isinstance(operations := getattr(layer, "operations", None), int):
+    if isinstance(operations := getattr(layer, "axrt_operations", None), int):
         return operations
     modules = layer.modules() if isinstance(layer, nn.Module) else ()
     looked_up = [one for one in modules if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]

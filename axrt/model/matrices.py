@@ -176,7 +176,7 @@ def _looked_up_in(layer: Layer, place: int) -> Iterator[str]:
     """The names in the model of a layer's tables of embeddings."""
     module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
     if isinstance(module, nn.Module):
-        yield from (f"{place}.{name}" for name in getattr(module, "looked_up", ()))
+        yield from (f"{place}.{name}" for name in getattr(module, "axrt_looked_up", ()))
         for path, one in module.named_modules(prefix=str(place)):
             if isinstance(one, nn.Embedding | nn.EmbeddingBag):
                 yield f"{path}.weight"

@@ -15,7 +15,7 @@ from .hints import why_missing
 from .layers import Layer, TiedLayerSpec, build, places_of, refusal_of, share, told
 from .loss import Loss, check_has_shapes, has_tensors
 from .partition import boundaries
-from .tensor_plan import check_plan
+from .tensor_plan import check_cuts, check_plan
 from .tensor_words import AUTO, in_our_words, plan_of
 
 LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | float]]
@@ -115,11 +115,13 @@ class PipelineModule:
             raise AttributeError(why_missing(name))
 
     def check_settings(self, config: Config) -> None:
-        """Check that the model can be trained with these settings; a list of layers can with all.
+        """Check that the model can be trained with these settings: a list of layers with all, where
+        it says how members of a team share it out.
 
         Raises:
             ConfigError: it cannot.
         """
+        check_cuts(self, config.parallel)
 
     def sequential(self, seed: int) -> nn.Sequential:
         """The whole model in one process, with the weights that a run with this seed starts from.

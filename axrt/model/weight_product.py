@@ -33,7 +33,7 @@ class Pair:
         """
         if self._versions != (self._gradient._version, self._x._version):
             raise RuntimeError(
-                f"the input of a torch.nn.Linear, of shape {tuple(self._x.shape)}, or its output's "
+                f"the input of a linear layer, of shape {tuple(self._x.shape)}, or its output's "
                 f"gradient was {self._changed}"
             )
         return self._gradient, flat_rows(self._x)

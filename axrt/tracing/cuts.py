@@ -20,7 +20,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.fx import Node
 
-from .program import Program
+from .program import Program, has_known_size
 
 _MOST = 0.125  # of a model's operations, in a layer that was made of several
 Use = tuple[str, int]  # a weight, and which of its uses this is
@@ -49,7 +49,8 @@ def cuts_of(
         if place is None:
             continue
         before = {use for index, of in uses.items() if index < place[1] for use in of}
-        other = _place_between(evaluation, others, before)
+        behind = {use for index, of in uses.items() if index >= place[1] for use in of}
+        other = _place_between(evaluation, others, before, behind)
         if other is not None:
             found.append(Cut(*place, other))
     kept = _without_hills(found, training, operations)
@@ -57,20 +58,18 @@ def cuts_of(
 
 
 def alive_bytes(program: Program, begin: int) -> int | None:
-    """Bytes of what is alive before a step; None where it may be no boundary: a number of no
-    tensor is alive, or two names of one memory that is changed behind it."""
+    """Bytes of what is alive before a step; None where it may be no boundary: something alive is no
+    tensor, or of a size that is not known, or two names of one memory that is changed behind it."""
     alive = program.alive(begin)
-    values = [node.meta.get("val") for node in alive]
-    if not all(isinstance(value, Tensor) for value in values):
+    if not all(map(has_known_size, alive)) or program.parts_memory(begin):
         return None
-    if program.parts_memory(begin):
-        return None
-    return sum(value.numel() * value.element_size() for value in values)  # type: ignore[union-attr]
+    values: list[Tensor] = [node.meta["val"] for node in alive]
+    return sum(value.numel() * value.element_size() for value in values)
 
 
 def _uses(program: Program) -> dict[int, list[Use]]:
-    """The steps that read weights, with what they read. Of buffers that are changed all uses of one
-    module are one, since they have to be in one layer."""
+    """The steps that read parameters, or buffers that are changed, with what they read. Of such
+    buffers all uses of one module are one, since they have to be in one layer."""
     seen: Counter[str] = Counter()
     found: dict[int, list[Use]] = {}
     for index, step in enumerate(program.steps):
@@ -78,8 +77,9 @@ def _uses(program: Program) -> dict[int, list[Use]]:
             if of.name in program.changed:
                 found.setdefault(index, []).append((of.name.rpartition(".")[0], -1))
                 continue
-            found.setdefault(index, []).append((of.name, seen[of.name]))
-            seen[of.name] += 1
+            if of.is_parameter:
+                found.setdefault(index, []).append((of.name, seen[of.name]))
+                seen[of.name] += 1
     return found
 
 
@@ -107,11 +107,12 @@ def _cheapest(program: Program, first: int, last: int) -> tuple[int, int] | None
 
 
 def _place_between(
-    program: Program, uses: Mapping[int, Sequence[Use]], before: set[Use]
+    program: Program, uses: Mapping[int, Sequence[Use]], before: set[Use], behind: set[Use]
 ) -> int | None:
-    """The place in another graph at which the same uses are behind it; None: there is none."""
-    mine = [index for index, of in uses.items() if any(use in before for use in of)]
-    rest = [index for index, of in uses.items() if any(use not in before for use in of)]
+    """The place in another graph that parts the same uses; None: there is none. What the first
+    graph does not use may be on either side."""
+    mine = [index for index, of in uses.items() if not before.isdisjoint(of)]
+    rest = [index for index, of in uses.items() if not behind.isdisjoint(of)]
     first, last = max(mine, default=-1) + 1, min(rest, default=len(program.steps))
     best = _cheapest(program, first, last) if first <= last else None
     return None if best is None else best[1]

@@ -5,11 +5,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-# They give what they were given where they do nothing, and their schema does not say so.
-_MAY_GIVE_BACK = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)
+from axrt.errors import ModelError
+
+# They give what they were given where they do nothing, and neither their schema nor the tensors
+# that torch.export has noted say so.
+_GIVE_BACK = "dropout"
+# They write to running means and variances, and their schema does not say so.
+_RUNNING, _UNLESS = "running_", ("training", "train", "use_input_stats")
+_CONTEXTS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
 class Effects:
@@ -19,16 +26,22 @@ class Effects:
         nodes: all nodes of the graph, in order.
         inner: for nodes that stand for a graph within a context, such as `torch.no_grad()`, that
             graph.
+    Raises:
+        ModelError: a graph is run in another way, such as one of two.
     """
 
     def __init__(self, nodes: Sequence[Node], inner: dict[Node, GraphModule]) -> None:
         self._inner = {node: _of(graph) for node, graph in inner.items()}
         self._placeholders = [node for node in nodes if node.op == "placeholder"]
-        (self._outputs,) = [node.all_input_nodes for node in nodes if node.op == "output"]
         self._above = {node: node for node in nodes}
+        first: dict[int, Node] = {}
         for node in nodes:
-            for one in self._shared_by(node):
-                self._above[self.memory_of(node)] = self.memory_of(one)
+            value = node.meta.get("val")
+            if isinstance(value, Tensor) and value.layout is torch.strided:
+                storage = value.untyped_storage()._cdata
+                self._join(node, first.setdefault(storage, node))
+            for one in self._given_back_by(node):
+                self._join(node, one)
         self.changes = {node: self._changed_by(node) for node in nodes}
         changed = [one for found in self.changes.values() for one in found]
         self._changed = {self.memory_of(one) for one in changed}
@@ -52,25 +65,30 @@ class Effects:
             and torch.Tag.nondeterministic_seeded in node.target.tags
         )
 
+    def _join(self, node: Node, other: Node) -> None:
+        self._above[self.memory_of(node)] = self.memory_of(other)
+
     def _context(self, node: Node) -> "tuple[Effects, list[Node]] | None":
         """The effects of the graph that a node runs, and what it is given."""
-        for place, one in enumerate(node.args):
-            if isinstance(one, Node) and one in self._inner:
-                given = [of for of in node.args[place + 1 :] if isinstance(of, Node)]
-                return self._inner[one], given
-        return None
+        graphs = [one for one in node.all_input_nodes if one in self._inner]
+        if not graphs:
+            return None
+        name = getattr(node.target, "__name__", str(node.target))
+        if name not in _CONTEXTS:
+            raise ModelError(
+                f"axrt.traced found {name} in the module's graph, such as torch.cond; expected a "
+                "forward that runs the same operations for every microbatch"
+            )
+        place = node.args.index(graphs[0])
+        given = [of for of in node.args[place + 1 :] if isinstance(of, Node)]
+        return self._inner[graphs[0]], given
 
-    def _shared_by(self, node: Node) -> list[Node]:
-        """The nodes whose memory a node's result may have."""
-        if context := self._context(node):
-            inner, given = context
-            out = {inner.memory_of(one) for one in inner._outputs}
-            pairs = zip(given, inner._placeholders, strict=True)
-            return [one for one, within in pairs if inner.memory_of(within) in out]
-        if node.op != "call_function":
+    def _given_back_by(self, node: Node) -> list[Node]:
+        """The nodes whose memory a node's result may have, beside what values tell."""
+        if not isinstance(node.target, OpOverload):
             return []
-        if not isinstance(node.target, OpOverload) or node.target in _MAY_GIVE_BACK:
-            return node.all_input_nodes  # part of a list
+        if _GIVE_BACK in node.target._schema.name:
+            return node.all_input_nodes
         return [one for one, of in _arguments(node) if of.alias_info]
 
     def _changed_by(self, node: Node) -> list[Node]:
@@ -79,7 +97,15 @@ class Effects:
             inner, given = context
             pairs = zip(given, inner._placeholders, strict=True)
             return [one for one, within in pairs if inner.is_changed(within)]
-        return [one for one, of in _arguments(node) if of.alias_info and of.alias_info.is_write]
+        if node.target is torch.ops.aten.detach_.default:  # which changes no value
+            return []
+        keeps = any(of.name in _UNLESS and value is False for value, of in _all_arguments(node))
+        return [
+            one
+            for one, of in _arguments(node)
+            if (of.alias_info and of.alias_info.is_write)
+            or (of.name.startswith(_RUNNING) and not keeps)
+        ]
 
 
 def _of(graph: GraphModule) -> Effects:
@@ -95,13 +121,16 @@ def graphs_in(graph: GraphModule) -> dict[Node, GraphModule]:
 
 def _arguments(node: Node) -> Iterator[tuple[Node, Any]]:
     """Each node that a node is given, with the argument that the operation's schema has for it."""
-    if not isinstance(node.target, OpOverload):
-        return
-    of_schema = node.target._schema.arguments
-    named = {of.name: of for of in of_schema}
-    given = [*zip(node.args, of_schema, strict=False)]
-    given += [(value, named[key]) for key, value in node.kwargs.items()]
-    for value, of in given:
+    for value, of in _all_arguments(node):
         for one in value if isinstance(value, list | tuple) else (value,):
             if isinstance(one, Node):
                 yield one, of
+
+
+def _all_arguments(node: Node) -> Iterator[tuple[Any, Any]]:
+    """Each value that a node is given, with the argument of the schema."""
+    if isinstance(node.target, OpOverload):
+        of_schema = node.target._schema.arguments
+        named = {of.name: of for of in of_schema}
+        yield from zip(node.args, of_schema, strict=False)
+        yield from ((value, named[key]) for key, value in node.kwargs.items())

@@ -17,13 +17,15 @@ from axrt.model.precision import AS_THEY_ARE, Types, in_type
 from axrt.transport.payload import flatten, unflatten
 
 PREFIX = "module."  # what names in the graphs begin with
-_LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parent)
+# Whose lines are not the user's: torch's, ours, and Python's own.
+_LIBRARIES = tuple(Path(of).parent for of in (torch.__file__, __file__, traceback.__file__))
 
 
 def exported(
     module: nn.Module, inputs: Any, types: Types = AS_THEY_ARE
 ) -> tuple[ExportedProgram, ExportedProgram]:
-    """The graphs for training and for evaluation; the module is afterwards as it was.
+    """The graphs for training, in the mode that the module is in, and for evaluation; the module is
+    afterwards as it was.
 
     Args:
         inputs: what the module is called with: a tensor, the values of a tuple, or those of a dict
@@ -34,18 +36,20 @@ def exported(
         ModelError: the module cannot be exported.
     """
     _check_hooks(module)
+    _check_memory(module)
     if types.weights:
         module, inputs = copy.deepcopy(module).to(types.weights), in_type(inputs, types.weights)
     skeleton, tensors = flatten(inputs)
     called = _Called(module, skeleton)
     made = []
     with _modes_kept(module), _without_caches(module), computing(types, tensors):
-        for training in (True, False):
-            module.train(training)
+        for training in (True, False):  # in training as it is: parts may be frozen on purpose
+            if not training:
+                module.eval()
             try:
                 made.append(torch.export.export(called, tuple(tensors), strict=False))
             except Exception as error:
-                raise ModelError(_why(module, error)) from error
+                raise ModelError(_why(module, error)) from None
     return made[0], made[1]
 
 
@@ -65,6 +69,39 @@ def _check_hooks(module: nn.Module) -> None:
                 f"{name or 'the module'} ({type(one).__name__}) has backward hooks, which "
                 "torch.export leaves out; expected hooks on its parameters, which stay, or none"
             )
+
+
+def _check_memory(module: nn.Module) -> None:
+    """Check that no buffer or other tensor of the module has memory of another one: each would be
+    a tensor of its own on the ranks that hold it.
+
+    Raises:
+        ModelError: one has.
+    """
+    parameters = {id(one): (name, one) for name, one in module.named_parameters()}
+    others = {id(one): (name, one) for name, one in module.named_buffers()}
+    for prefix, part in module.named_modules():
+        plain = {name: one for name, one in vars(part).items() if isinstance(one, Tensor)}
+        others |= {id(one): (f"{prefix}.{name}".lstrip("."), one) for name, one in plain.items()}
+    every = [*parameters.values(), *others.values()]
+    ranges = {name: _memory_of(one) for name, one in every}
+    for name, _ in others.values():
+        begin, end = ranges[name]
+        for other, (first, last) in ranges.items():
+            if other != name and begin < last and first < end:
+                raise ModelError(
+                    f"{name} has memory of {other}, and layers on other ranks would each have "
+                    "their own; expected forward to make it of the other one, or a clone"
+                )
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor's memory begins and ends; (0, 0) where it has none."""
+    if tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
+        return 0, 0
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in pairs) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + last * tensor.element_size()
 
 
 class _Called(nn.Module):
@@ -100,7 +137,8 @@ def _modes_kept(module: nn.Module) -> Iterator[None]:
 def _without_caches(module: nn.Module) -> Iterator[None]:
     """Context in which models of transformers return no keys and values for generation, which no
     loss wants."""
-    configs = {id(of): of for one in module.modules() if (of := getattr(one, "config", None))}
+    found: list[Any] = [getattr(one, "config", None) for one in module.modules()]
+    configs = {id(of): of for of in found}
     caching = [of for of in configs.values() if getattr(of, "use_cache", False) is True]
     for of in caching:
         of.use_cache = False
@@ -116,17 +154,20 @@ def _why(module: nn.Module, error: Exception) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not any(Path(frame.filename).is_relative_to(one) for one in _LIBRARIES)
+        if frame.filename[:1] != "<"
+        and not any(Path(frame.filename).is_relative_to(one) for one in _LIBRARIES)
     ]
     what = f"axrt.traced cannot trace {type(module).__name__}"
-    last = frames[-1]
-    where = f"{last.filename}:{last.lineno}, `{last.line}`" if frames[1:] else "its forward"
+    last = frames[-1] if frames else None
+    where = f"{last.filename}:{last.lineno}, `{last.line}`" if last else "its forward"
     if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
         return (
             f"{what}: {where}, depends on values of tensors; expected a forward that does the same "
             "for every microbatch, by torch.where for example, or an axrt.PipelineModule of layers "
             "of your own"
         )
+    if isinstance(error, TypeError) and not last:
+        return f"{what}: {_first_line(error)}; expected a sample whose inputs its forward takes"
     return (
         f"{what}: at {where}, torch.export says {type(error).__name__}: {_first_line(error)}; "
         "expected a module that it takes, or an axrt.PipelineModule of layers of your own"

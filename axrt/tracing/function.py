@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from axrt.model.linear import addmm, linear
 
 from .exporting import PREFIX
-from .layer import CONSTANTS
+from .layer import CONSTANTS, CONTEXTS
 from .program import Program, Weight
 
 _LINEAR = torch.ops.aten.linear.default
@@ -85,7 +85,7 @@ class NodesAsFunction:
 
     def _attribute(self, node: Node) -> Node:
         if node in self._program.graphs:
-            name = f"contexts.{self._mode}.{node.target}"
+            name = f"{CONTEXTS}{self._mode}.{node.target}"
             self.state[name] = self._program.graphs[node], False
             return self._graph.get_attr(name)
         of = self._program.weights[node]

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from axrt.errors import DataError, ModelError
-from axrt.transport.payload import flatten
+from axrt.transport.payload import flatten, unflatten
 
 from .tables import Tables
 
-CONSTANTS = "constants."  # begins the names of tensors that are no buffers of the module
+# Begins the names of tensors that are no buffers of the module, and of graphs within contexts.
+CONSTANTS, CONTEXTS = "_axrt_constants.", "_axrt_contexts."
 
 
 class Shapes(NamedTuple):
@@ -27,7 +28,8 @@ class Shapes(NamedTuple):
 
     def __str__(self) -> str:
         told = [f"{dtype} of shape {tuple(shape)}" for shape, dtype in self.tensors]
-        return ", ".join(told).replace("torch.", "") or repr(self.skeleton)
+        made = unflatten(self.skeleton, [of.removeprefix("torch.") for of in told])
+        return made if isinstance(made, str) else repr(made).replace("'", "")
 
 
 class Part(NamedTuple):
@@ -55,8 +57,8 @@ class TracedLayer(nn.Module):
         looked_up: names of parameters that are tables of embeddings.
         exported_on: type of device that the graphs were made on.
     Attributes:
-        operations: the same, by which stages are balanced.
-        looked_up: the same, which are no matrices of an optimizer.
+        axrt_operations: operations, by which stages are balanced.
+        axrt_looked_up: looked_up, which are no matrices of an optimizer.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class TracedLayer(nn.Module):
         super().__init__()
         self._parts = {True: training, False: evaluation}
         self._sample, self._called, self._exported_on = sample, called, exported_on
-        self.operations, self.looked_up = operations, looked_up
+        self.axrt_operations, self.axrt_looked_up = operations, looked_up
 
     def forward(self, value: Any) -> Any:
         if self._sample is not None:

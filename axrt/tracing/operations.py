@@ -11,7 +11,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
-from .program import Program
+from .program import Program, has_known_size
 
 # Products of groups of rows, each with a matrix of its own, as layers of experts have them.
 _OF_GROUPS = "grouped_mm"
@@ -35,6 +35,8 @@ def _operations_of(program: Program, step: Node) -> int:
 
 def _counted(node: Node) -> int:
     if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), FakeTensor):
+        return 0
+    if not all(map(has_known_size, (node, *node.all_input_nodes))):
         return 0
     args: Any = map_arg(node.args, lambda one: one.meta["val"])
     keys: Any = map_arg(node.kwargs, lambda one: one.meta["val"])

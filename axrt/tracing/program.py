@@ -7,7 +7,7 @@ depends on no input."""
 # memory, of which one is changed afterwards: `parts_memory` says where.
 #
 # What depends on no input, no weight and no random number (masks, rotary tables) is computed by
-# every layer that reads it, and never travels. What depends on a persistent buffer is no such
+# whoever reads it (`tables.py`), and never travels. What depends on a persistent buffer is no such
 # constant: a checkpoint may give that buffer other values.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -75,6 +75,13 @@ class Program:
         self.changed = frozenset(changed) | {
             of.name for node, of in self.weights.items() if self._effects.is_changed(node)
         }
+        for node, of in self.weights.items():
+            if of.constant is not None and self._effects.is_changed(node):
+                raise ModelError(
+                    f"{of.name} is a tensor of the module that its forward changes in place, and "
+                    "no buffer, so that nobody would save it or give it back; expected "
+                    f"register_buffer({of.name!r}, ...)"
+                )
         (outputs,) = next(node for node in nodes if node.op == "output").args
         self.outputs: Sequence[Any] = outputs
         self.out_spec: TreeSpec = exported.call_spec.out_spec
@@ -145,10 +152,14 @@ class Program:
         waiting = [one for node in nodes for one in (node, *node.all_input_nodes)]
         while waiting:
             node = waiting.pop()
-            if node.op == "call_function" and node not in self._dependent and node not in found:
+            if self.is_constant(node) and node not in found:
                 found.add(node)
                 waiting += node.all_input_nodes
         return sorted(found)
+
+    def is_constant(self, node: Node) -> bool:
+        """The node computes something that depends on no input."""
+        return node.op == "call_function" and node not in self._dependent
 
     def _is_state(self, node: Node) -> bool:
         of = self.weights.get(node)
@@ -173,6 +184,12 @@ class Program:
             if reads or self._effects.draws(node) or self._effects.is_changed(node):
                 found.add(node)
         return found.difference(self.weights)
+
+
+def has_known_size(node: Node) -> bool:
+    """A node's value is a tensor whose size does not depend on values of others."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and all(isinstance(size, int) for size in value.shape)
 
 
 def _weight(of: InputSpec, exported: ExportedProgram, first_names: Mapping[int, str]) -> Weight:

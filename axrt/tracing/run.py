@@ -40,20 +40,23 @@ class Run:
         self._program, self.steps = program, program.steps[begin:end]
         is_last = end == len(program.steps)
         out: Sequence[Any] = program.outputs if is_last else program.alive(end)
-        read = [node for node in out if isinstance(node, Node)]
-        constants = program.constants_for([*self.steps, *read])
-        direct = {*read, *(one for step in self.steps for one in step.all_input_nodes)}
-        given = [node for node in constants if node in direct]
+        constants = program.constants_for(self.steps)
+        direct = {one for step in self.steps for one in step.all_input_nodes}
+        # What is handed out is computed each time: the loss may change it.
+        read = [node for node in out if isinstance(node, Node) and program.is_constant(node)]
+        handed_out = program.constants_for(read)
+        given = [node for node in constants if node in direct and node not in handed_out]
         before = NodesAsFunction(program, mode, [])
         compute = before.compiled(constants, given)
         names = [node.name for node in given]
         tables = Tables(names, before.buffers, compute, shared) if given else None
         alive = program.alive(begin) if begin else program.inputs
         function = NodesAsFunction(program, mode, [*given, *alive])
-        run = function.compiled(self.steps, out)
+        run = function.compiled([*handed_out, *self.steps], out)
         self.state: dict[str, Held] = before.state | function.state
         together = _together(run, program.out_spec if is_last else None)
-        self.part = Part(together, tables, bool(program.graphs))
+        runs = {one for step in self.steps for one in step.all_input_nodes}
+        self.part = Part(together, tables, not runs.isdisjoint(program.graphs))
 
     @property
     def called(self) -> list[str]:

@@ -35,10 +35,12 @@ class Tables:
         return self  # copies of a layer have the same
 
     def of(self, layer: nn.Module, device: torch.device) -> tuple[Tensor, ...]:
-        """The values on a device, in the types of the layer's buffers."""
+        """The values on a device, in the types of the layer's buffers and of autocast."""
         if torch.compiler.is_compiling():  # which folds them
             return self._compute(layer, device)
         types = [layer.get_buffer(name).dtype for name in self._buffers]
+        if torch.is_autocast_enabled(device.type):
+            types.append(torch.get_autocast_dtype(device.type))
         key: tuple[object, ...] = (device, *types)
         if (known := self._known.get(key)) is not None:
             return known

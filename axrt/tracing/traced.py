@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from axrt.config import Config
-from axrt.errors import ConfigError
+from axrt.errors import ConfigError, OutputTypeError
 from axrt.model.layers import Layer
 from axrt.model.module import LossFunction, PipelineModule
 from axrt.model.precision import Types, in_type, types_of
@@ -31,7 +31,11 @@ class TracedModule(PipelineModule):
         self._types = types
 
     def check_settings(self, config: Config) -> None:
-        """Check that types are those that the module was traced for, and that no team holds it."""
+        """Check that types are those that the module was traced for, and that no team holds it.
+
+        Raises:
+            ConfigError: it is otherwise.
+        """
         asked = types_of(config.precision)
         for key in ("compute", "weights"):
             mine, its = getattr(self._types, key), getattr(asked, key)
@@ -111,10 +115,25 @@ def _inputs_of(module: Any, sample: Any) -> Any:
         )
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ConfigError(
-            f"axrt.traced got a sample of type {type(sample).__name__}; expected a microbatch, "
-            "(inputs, targets), as the training has them"
+            f"axrt.traced got a sample of type {type(sample).__name__}"
+            f"{f' of length {len(sample)}' if isinstance(sample, tuple | list) else ''}; expected "
+            "a microbatch, (inputs, targets), as the training has them"
         )
-    flatten(sample[0])  # or it could not come to a layer
+    try:
+        _, tensors = flatten(sample[0])
+    except OutputTypeError as error:
+        raise ConfigError(
+            f"axrt.traced got inputs of a microbatch that cannot travel: {error}. Of a "
+            "BatchEncoding make a dict, in each microbatch"
+        ) from None
+    if not tensors:
+        raise ConfigError("axrt.traced got inputs without a tensor; expected those of a microbatch")
+    devices = {one.device.type for one in (*module.parameters(), *tensors)}
+    if len(devices) > 1:
+        raise ConfigError(
+            f"axrt.traced got a module and a sample on {' and '.join(sorted(devices))}; expected "
+            "both on one device"
+        )
     return sample[0]
 
 
@@ -126,6 +145,7 @@ def _layer(
     runs: tuple[Run, Run], sample: Shapes | None, operations: Mapping[Node, int], device: str
 ) -> TracedLayer:
     training, evaluation = runs
+    # One more, so that layers without products are shared out too.
     done = 1 + sum(operations.get(step, 0) for step in training.steps)
     about = training.called, done, training.looked_up
     layer = TracedLayer(training.part, evaluation.part, sample, *about, device)

@@ -4,6 +4,7 @@ and modules that cannot be traced."""
 import copy
 import itertools
 import random
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ import axrt
 from axrt.tracing.exporting import called_with
 from axrt.tracing.layer import TracedLayer
 from axrt.tracing.traced import TracedModule
+from axrt.transport.local import LocalWorld
 
 from ..sweeps import swept
 
@@ -74,7 +76,7 @@ def check_like(module: nn.Module, inputs: Any) -> TracedModule:
             found = through(whole, inputs)
             assert torch.equal(found, expected)
             for made in (expected, found):
-                made.sum().backward()
+                (made * torch.linspace(0.5, 2.0, made.numel()).view_as(made)).sum().backward()
             theirs, mine = state(plain), {own(name): of for name, of in state(whole).items()}
             for name in mine:
                 assert torch.equal(mine[name], theirs[name]), (name, training)
@@ -123,6 +125,79 @@ class GivenBack(nn.Module):
         same.detach().mul_(2.0)
         made: Tensor = self.layers[3](y + x * 1.0 + same)
         return made
+
+
+class Einsum(nn.Module):
+    """A view whose operation does not say that it is one, changed behind other layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x) * 1.0
+        turned = torch.einsum("ij->ji", x)
+        y = self.layers[2](self.layers[1](x + 1.0))
+        turned.detach().mul_(2.0)
+        made: Tensor = self.layers[3](y + x * 1.0)
+        return made
+
+
+class Statistics(nn.Module):
+    """Running means that no schema says are changed: of a norm that runs several times, and of
+    buffers that are not saved and are read elsewhere."""
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(6)
+        self.norm = nn.InstanceNorm1d(3, track_running_stats=True)
+        self.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
+        self.register_buffer("var", torch.ones(WIDTH), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:2]:
+            x = self.norm(layer(x).unsqueeze(0)).squeeze(0)
+        x = self.layers[2](x)
+        x = functional.batch_norm(x, self.mean, self.var, training=self.training)
+        made: Tensor = self.layers[4](self.layers[3](x) + self.mean.exp())
+        return self.layers[5](made)  # type: ignore[no-any-return]
+
+
+class Names(nn.Module):
+    """Names that layers have themselves, and a norm that is frozen while the rest trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constants, self.operations = nn.BatchNorm1d(WIDTH), linears(3)
+        self.contexts, self.frozen = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)
+        self.by = torch.full((WIDTH,), 0.5)
+
+    def train(self, mode: bool = True) -> "Names":
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.frozen(self.operations[0](x)) * self.by
+        x = self.constants(self.operations[1](x))
+        return self.contexts(self.operations[2](x))  # type: ignore[no-any-return]
+
+
+class OnlyInEvaluation(nn.Module):
+    """A layer at the front that training does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.front = linears(4), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.training else self.front(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 class RunningMean(nn.Module):
@@ -246,6 +321,10 @@ class Shared(nn.Module):
 CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "two names": (TwoNames, torch.rand(3, WIDTH)),
     "given back": (GivenBack, torch.rand(3, WIDTH)),
+    "einsum": (Einsum, torch.rand(3, WIDTH)),
+    "statistics": (Statistics, torch.rand(3, WIDTH)),
+    "names": (Names, torch.rand(3, WIDTH)),
+    "only in evaluation": (OnlyInEvaluation, torch.rand(3, WIDTH)),
     "running mean": (RunningMean, torch.rand(3, WIDTH)),
     "contexts": (Contexts, torch.rand(3, WIDTH)),
     "tables": (Tables, (torch.rand(3, WIDTH), torch.tensor([True, False, True]))),
@@ -259,17 +338,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 def test_layers_on_ranks_of_their_own_have_the_modules_bits(name: str) -> None:
     make, inputs = CASES[name]
     torch.manual_seed(1)
-    model = check_like(make(), inputs)
+    model = check_like(make().train(), inputs)
     least = {"backwards in evaluation": 1}.get(name, 3)
     assert len(model.layers) >= least
 
 
 def test_layers_that_run_several_times_share_their_weights() -> None:
+    """And what a norm counts is in one layer."""
     torch.manual_seed(1)
     module = Shared()
     model = axrt.traced(module, (torch.rand(3, WIDTH), None), loss_fn)
-    whole = model.sequential(0).train()
-    found = whole(torch.ones(3, WIDTH))
+    whole = apart(model).train()
+    found = through(whole, torch.ones(3, WIDTH))
     assert torch.equal(found, copy.deepcopy(module).train()(torch.ones(3, WIDTH)))
     assert int(next(of for n, of in whole.named_buffers() if "tracked" in n)) == 2
 
@@ -295,7 +375,7 @@ class Drawn(nn.Module):
 
     def _step(self, draw: random.Random, kept: list[Tensor]) -> None:
         one, other = draw.choice(kept), draw.choice(kept)
-        what = draw.randrange(8)
+        what = draw.randrange(10)
         if what == 0:
             kept.append(one.view(-1, 2, 2).transpose(1, 2).reshape(-1, WIDTH))
         elif what == 1:
@@ -308,6 +388,10 @@ class Drawn(nn.Module):
             kept.append(one + self.count.clone())
         elif what == 5:
             kept.append(functional.dropout(one, 0.5, training=False))
+        elif what == 8:
+            kept.append(torch.einsum("ij->ij", one))
+        elif what == 9:
+            kept.append(torch.unsafe_split(one, WIDTH, 1)[0] + one)
         elif what == 6:
             one.detach()[0].copy_(other.detach()[1])
         else:
@@ -342,12 +426,13 @@ def test_tables_follow_the_types_of_buffers_and_outlive_no_mode() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert isinstance(first(inputs)[0], FakeTensor)
     assert type(first(inputs)[0]) is Tensor
-    tables = cast(TracedLayer, first)._parts[True].tables
-    assert tables
-    types = [
-        one.dtype for of in (first, copy.deepcopy(first).double()) for one in tables.of(of, CPU)
-    ]
-    assert {torch.float32, torch.float64} <= set(types)
+    types = set()
+    for layer in apart(model):
+        tables = cast(TracedLayer, layer)._parts[True].tables
+        for of in (layer, copy.deepcopy(layer).double()) if tables else ():
+            assert tables
+            types |= {one.dtype for one in tables.of(of, CPU)}
+    assert {torch.float32, torch.float64} <= types
 
 
 class Branches(nn.Module):
@@ -393,12 +478,134 @@ def test_forward_hooks_run_once() -> None:
     check_like(module, torch.rand(3, WIDTH))
 
 
+class Selected(nn.Module):
+    """What travels within a layer has a size that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        few = self.layers[1](x[x[:, 0] > 0])
+        return self.layers[3](self.layers[2](x + few.sum(0)))  # type: ignore[no-any-return]
+
+
+def test_a_size_that_depends_on_values_does_not_travel() -> None:
+    torch.manual_seed(1)
+    assert len(check_like(Selected(), torch.rand(3, WIDTH)).layers) > 1
+
+
+def test_inputs_that_the_forward_does_not_take_are_told() -> None:
+    told = r"unexpected keyword argument 'y'; expected a sample whose inputs its forward takes"
+    with pytest.raises(axrt.ModelError, match=told):
+        axrt.traced(TwoNames(), ({"y": torch.rand(3, WIDTH)}, None), loss_fn)
+
+
+def test_a_module_is_trained_in_the_mode_that_it_is_in() -> None:
+    """As in plain torch: dropout of one that was not put into training is off."""
+    torch.manual_seed(1)
+    module = Draws().eval()
+    model = axrt.traced(module, (torch.ones(3, WIDTH), None), loss_fn)
+    torch.manual_seed(2)
+    expected = module(torch.ones(3, WIDTH))
+    torch.manual_seed(2)
+    assert torch.equal(model.sequential(0)(torch.ones(3, WIDTH)), expected)
+
+
+def penalized(weight: Tensor) -> Any:
+    return lambda outputs, targets: loss_fn(outputs, targets) + weight.square().sum()
+
+
+def test_a_loss_that_looks_at_weights_of_other_stages_is_refused() -> None:
+    module, sample = TwoNames(), (torch.rand(3, WIDTH), None)
+    model = axrt.traced(module, sample, penalized(module.layers[0].weight))
+
+    def on_one(transport: Any) -> Any:
+        return axrt.initialize(copy.copy(model), transport=transport)
+
+    with pytest.raises(axrt.ConfigError, match="loss_fn uses layer 0"):
+        LocalWorld(2).run(on_one)
+    module.layers[3].weight = module.layers[0].weight  # of which layers have copies
+    with pytest.raises(axrt.ConfigError, match="loss_fn is a function that uses a Parameter"):
+        axrt.traced(module, sample, penalized(module.layers[0].weight))
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.count = nn.Linear(WIDTH, WIDTH), torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return self.layer(x) * self.count  # type: ignore[no-any-return]
+
+
+class OneMemory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.turned = self.layer.weight.detach().t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) @ self.turned  # type: ignore[no-any-return]
+
+
+class OneOfTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, self.layer, torch.sin, (x,))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Counted, r"count is a tensor .* in place, and no buffer.*register_buffer\('count'"),
+        (OneMemory, "turned has memory of layer.weight"),
+        (OneOfTwo, "found cond in the module's graph"),
+    ],
+)
+def test_what_layers_of_their_own_could_not_do_is_refused(
+    make: Callable[[], nn.Module], told: str
+) -> None:
+    with pytest.raises(axrt.ModelError, match=told):
+        axrt.traced(make(), (torch.rand(3, WIDTH), None), loss_fn)
+
+
+def test_a_table_that_is_handed_out_may_be_changed() -> None:
+    class Masked(TwoNames):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), torch.ones(3, 3).triu()
+
+    layers = axrt.traced(Masked(), (torch.rand(3, WIDTH), None), loss_fn).sequential(0)
+    _, mask = layers(torch.ones(3, WIDTH))
+    mask.mul_(5.0)
+    assert layers(torch.ones(3, WIDTH))[1].max() == 1.0
+
+
+def test_tables_under_autocast_are_their_own() -> None:
+    model = axrt.traced(Tables(), (CASES["tables"][1], None), loss_fn, compute="bfloat16")
+    first, again = apart(model)[0], apart(model)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = first(CASES["tables"][1])
+    again(CASES["tables"][1])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = again(CASES["tables"][1])
+    assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("a module", (1, 2), None), "got a str; expected a torch.nn.Module"),
         ((TwoNames(), torch.ones(3), None), "got a sample of type Tensor"),
-        ((TwoNames(), (1, 2, 3), None), "got a sample of type tuple"),
+        ((TwoNames(), (1, 2, 3), None), "got a sample of type tuple of length 3"),
+        ((TwoNames(), (torch.ones(3, WIDTH, device="meta"), 2), None), "on cpu and meta"),
+        ((TwoNames(), (UserDict(), 2), None), "UserDict cannot travel.*make a dict"),
+        ((TwoNames(), (1, 2), None), "inputs without a tensor"),
     ],
 )
 def test_what_is_no_module_or_no_sample_is_refused(arguments: Any, told: str) -> None:
