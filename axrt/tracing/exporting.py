@@ -2,6 +2,7 @@
 code is at fault where there are none."""
 
 import copy
+import keyword
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,8 @@ from torch.export import ExportedProgram
 from axrt.errors import ModelError
 from axrt.model.precision import AS_THEY_ARE, Types, in_type
 from axrt.transport.payload import flatten, unflatten
+
+from .watching import watched
 
 PREFIX = "module."  # what names in the graphs begin with
 # Whose lines are not the user's: torch's, ours, and Python's own.
@@ -35,11 +38,13 @@ def exported(
     Raises:
         ModelError: the module cannot be exported.
     """
-    _check_hooks(module)
+    _check_modules(module)
     _check_memory(module)
     if types.weights:
         module, inputs = copy.deepcopy(module).to(types.weights), in_type(inputs, types.weights)
     skeleton, tensors = flatten(inputs)
+    # Each by itself: of a tensor that stands at two places export would read one.
+    tensors = [one.detach().clone() for one in tensors]
     called = _Called(module, skeleton)
     made = []
     with _modes_kept(module), _without_caches(module), computing(types, tensors):
@@ -47,7 +52,8 @@ def exported(
             if not training:
                 module.eval()
             try:
-                made.append(torch.export.export(called, tuple(tensors), strict=False))
+                with torch.set_grad_enabled(training):
+                    made.append(torch.export.export(called, tuple(tensors), strict=False))
             except Exception as error:
                 raise ModelError(_why(module, error)) from None
     return made[0], made[1]
@@ -62,12 +68,23 @@ def computing(types: Types, inputs: Any) -> AbstractContextManager[Any]:
     return torch.autocast(tensors[0].device.type, dtype=types.compute)
 
 
-def _check_hooks(module: nn.Module) -> None:
+def _check_modules(module: nn.Module) -> None:
+    """Check that modules have no hooks that a graph loses, and no names that its code cannot have.
+
+    Raises:
+        ModelError: one has.
+    """
     for name, one in module.named_modules():
         if one._backward_hooks or one._backward_pre_hooks:
             raise ModelError(
                 f"{name or 'the module'} ({type(one).__name__}) has backward hooks, which "
                 "torch.export leaves out; expected hooks on its parameters, which stay, or none"
+            )
+    for name in (*dict(module.named_modules()), *dict(module.named_parameters())):
+        if bad := next(filter(keyword.iskeyword, name.split(".")), ""):
+            raise ModelError(
+                f"{name} has the name {bad!r}, a word of Python's own, which the code of a graph "
+                "cannot say; expected another name"
             )
 
 
@@ -112,7 +129,8 @@ class _Called(nn.Module):
         self.module, self._skeleton = module, skeleton
 
     def forward(self, *tensors: Tensor) -> Any:
-        return called_with(self.module, unflatten(self._skeleton, list(tensors)))
+        with watched(self.module):
+            return called_with(self.module, unflatten(self._skeleton, list(tensors)))
 
 
 def called_with(module: nn.Module, inputs: Any) -> Any:
@@ -158,6 +176,9 @@ def _why(module: nn.Module, error: Exception) -> str:
         and not any(Path(frame.filename).is_relative_to(one) for one in _LIBRARIES)
     ]
     what = f"axrt.traced cannot trace {type(module).__name__}"
+    if isinstance(error, ModelError):
+        at = f"{frames[-1].filename}:{frames[-1].lineno}, `{frames[-1].line}`: " if frames else ""
+        return f"{what}: {at}{error}"
     last = frames[-1] if frames else None
     where = f"{last.filename}:{last.lineno}, `{last.line}`" if last else "its forward"
     if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:

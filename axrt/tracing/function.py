@@ -129,4 +129,6 @@ def path_of(node: Node) -> str:
 
 def _is_changed(module: nn.Module) -> bool:
     """It has hooks, which are in the graph already, or a forward of its own."""
-    return bool("forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks)
+    of_all = nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks
+    hooks = (module._forward_hooks, module._forward_pre_hooks, *of_all)
+    return "forward" in module.__dict__ or any(hooks)

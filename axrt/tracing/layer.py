@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from axrt.errors import DataError, ModelError
-from axrt.transport.payload import flatten, unflatten
+from axrt.transport.payload import flatten
 
 from .tables import Tables
 
@@ -18,18 +18,20 @@ CONSTANTS, CONTEXTS = "_axrt_constants.", "_axrt_contexts."
 class Shapes(NamedTuple):
     """What a microbatch's inputs have to be like: all that is the same in each."""
 
-    skeleton: object  # what is no tensor, and where tensors are
+    told: str  # what is no tensor, and where tensors are; as text, since 1 == True == 1.0
     tensors: tuple[tuple[torch.Size, torch.dtype], ...]
 
     @classmethod
     def of(cls, inputs: Any) -> "Shapes":
         skeleton, tensors = flatten(inputs)
-        return cls(skeleton, tuple((one.shape, one.dtype) for one in tensors))
+        return cls(repr(skeleton), tuple((one.shape, one.dtype) for one in tensors))
 
     def __str__(self) -> str:
-        told = [f"{dtype} of shape {tuple(shape)}" for shape, dtype in self.tensors]
-        made = unflatten(self.skeleton, [of.removeprefix("torch.") for of in told])
-        return made if isinstance(made, str) else repr(made).replace("'", "")
+        text = self.told
+        for place, (shape, dtype) in enumerate(self.tensors):
+            told = f"{dtype} of shape {tuple(shape)}".removeprefix("torch.")
+            text = text.replace(f"Slot(index={place})", told)
+        return text
 
 
 class Part(NamedTuple):

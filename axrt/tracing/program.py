@@ -63,13 +63,12 @@ class Program:
         placeholders = [node for node in nodes if node.op == "placeholder"]
         given = dict(zip(placeholders, signature.input_specs, strict=True))
         self.inputs = [node for node, of in given.items() if of.kind is InputKind.USER_INPUT]
-        first_names: dict[int, str] = {}
-        for name, tensor in exported.state_dict.items():
-            first_names.setdefault(id(tensor), name.removeprefix(PREFIX))
+        named = (*module.named_parameters(), *module.named_buffers())
+        first_names = {id(tensor): name for name, tensor in named}
         self.module, self.weights = module, dict[Node, Weight]()
         for node, of in given.items():
             if of.kind is not InputKind.USER_INPUT:
-                self.weights[node] = _weight(of, exported, first_names)
+                self.weights[node] = _weight(of, exported, module, first_names)
         self.graphs = graphs_in(exported.graph_module)
         self._effects = Effects(nodes, self.graphs)
         self.changed = frozenset(changed) | {
@@ -171,7 +170,8 @@ class Program:
         for node in reversed(nodes):
             if node.op != "call_function" or node.target in _CHECKS:
                 continue
-            if node in needed or self._effects.changes[node] or self._effects.draws(node):
+            acts = self._effects.changes[node] or self._effects.draws(node) or _asserts(node)
+            if node in needed or acts:
                 needed |= {node, *node.all_input_nodes}
         return [node for node in nodes if node in needed and node.op == "call_function"]
 
@@ -180,10 +180,14 @@ class Program:
         counted among it, since whoever computes it anew would have to change it anew."""
         found = {*self.inputs, *filter(self._is_state, self.weights)}
         for node in needed:
-            reads = any(one in found for one in node.all_input_nodes)
+            reads = any(one in found for one in node.all_input_nodes) or _asserts(node)
             if reads or self._effects.draws(node) or self._effects.is_changed(node):
                 found.add(node)
         return found.difference(self.weights)
+
+
+def _asserts(node: Node) -> bool:
+    return "assert" in str(node.target) or "sym_constrain" in str(node.target)
 
 
 def has_known_size(node: Node) -> bool:
@@ -192,13 +196,15 @@ def has_known_size(node: Node) -> bool:
     return isinstance(value, Tensor) and all(isinstance(size, int) for size in value.shape)
 
 
-def _weight(of: InputSpec, exported: ExportedProgram, first_names: Mapping[int, str]) -> Weight:
+def _weight(
+    of: InputSpec, exported: ExportedProgram, module: nn.Module, first_names: Mapping[int, str]
+) -> Weight:
     full = str(of.target)
     name = full.removeprefix(PREFIX)
     if of.kind is InputKind.PARAMETER:
-        return Weight(first_names[id(exported.state_dict[full])], True, True)
+        return Weight(first_names[id(module.get_parameter(name))], True, True)
     if of.kind is InputKind.BUFFER:
-        return Weight(name, False, bool(of.persistent))
+        return Weight(first_names[id(module.get_buffer(name))], False, bool(of.persistent))
     constant = exported.constants.get(full)
     if isinstance(constant, Tensor):
         return Weight(name, False, False, constant)
