@@ -37,18 +37,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         weight: matrix of shape (outputs, inputs).
         bias: vector of the outputs; None: there is none.
     """
-    if (
-        not torch.compiler.is_compiling()
-        and _is_plain(x)
-        and _may_defer(weight)
-        and not _is_looked_into(x.device)
-    ):
+    if _waits(x, weight):
         if torch._C._len_torch_function_stack():
             # A mode, such as that of a layer that pauses, sees functions of torch alone.
             x = x.view_as(x)
         product: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return product
     return nn.functional.linear(x, weight, bias)
+
+
+def _waits(x: Tensor, weight: Tensor) -> bool:
+    """The gradient of a weight may wait in a product with this input, now."""
+    return (
+        not torch.compiler.is_compiling()
+        and _is_plain(x)
+        and _may_defer(weight)
+        and not _is_looked_into(x.device)
+    )
 
 
 def _may_defer(weight: Tensor) -> bool:
@@ -158,13 +163,7 @@ def addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         x: matrix of shape (rows, inputs).
         weight: matrix of shape (inputs, outputs), as GPT-2 of `transformers` has them.
     """
-    if (
-        not torch.compiler.is_compiling()
-        and _is_plain(x)
-        and _may_defer(weight)
-        and bias.dim() == 1
-        and not _is_looked_into(x.device)
-    ):
+    if bias.dim() == 1 and _waits(x, weight):
         product: Tensor = _RightProduct.apply(bias, x, weight)  # type: ignore[no-untyped-call]
         return product
     return torch.addmm(bias, x, weight)
