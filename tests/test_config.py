@@ -194,7 +194,8 @@ def test_every_key_has_a_meaning() -> None:
 
 
 def test_the_examples_are_good() -> None:
-    for path in (ROOT / "examples").glob("*.toml"):
+    """But for that of a cluster, which tests/planning reads."""
+    for path in {*(ROOT / "examples").glob("*.toml")} - {ROOT / "examples" / "cluster.toml"}:
         assert Config.read(path).run.out.startswith("runs/")
 
 

@@ -12,7 +12,7 @@ from axrt.errors import ConfigError
 from axrt.scheduler.regular_file import read_text, toml_of
 
 from .former import what_became_of
-from .section import Mistakes, type_name
+from .section import Mistakes, name_of, type_name
 
 _MOST_BYTES = 1 << 20  # of a file
 
@@ -99,7 +99,7 @@ def _strangers(
 
 def built(kind: type[Any], keys: Any, mistakes: list[str]) -> Any:
     """The section, from the keys that fit; texts about the others are added to `mistakes`."""
-    section = kind.__name__.lower()
+    section = name_of(kind)
     if not isinstance(keys, Mapping):
         mistakes.append(f"[{section}] is {type_name(type(keys))}; expected a section of keys")
         return kind()

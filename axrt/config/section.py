@@ -56,6 +56,12 @@ def refuse(mistakes: Iterable[str]) -> None:
         raise Mistakes(texts)
 
 
+def name_of(section: type[Any]) -> str:
+    """The name of a section in a file: that of its class, or its `SECTION` where sections are
+    within another, such as "links.node"."""
+    return getattr(section, "SECTION", section.__name__.lower())
+
+
 class Section:
     """Checks type, range and choices of every key when built, and then keys that must go
     together."""
@@ -67,7 +73,7 @@ class Section:
     def _of_values(self) -> Iterator[str]:
         hints = get_type_hints(type(self))
         for item in fields(self):  # type: ignore[arg-type]
-            key = f"{type(self).__name__.lower()}.{item.name}"
+            key = f"{name_of(type(self))}.{item.name}"
             value = getattr(self, item.name)
             if not _fits(value, hints[item.name]):
                 choices = ", ".join(choice or "''" for choice in item.metadata["choices"])
