@@ -3,23 +3,26 @@ after the other."""
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from axrt.device.device import synchronize
 from axrt.scheduler.simulation.cost_table import LayerCosts
 from axrt.transport.payload import flatten
 
 from .compiler import Compiler
+from .joints import Team
 from .layers import name_of, num_parameters
+from .member_alone import MemberAlone
 from .module import PipelineModule
-from .per_layer import walk
+from .operation_counter import OperationCounter
+from .per_layer import real_layers, walk
 from .precision import Types
 from .seeds import BorrowedGenerator
 from .stage import Stage
@@ -34,6 +37,7 @@ def measure(
     generator: BorrowedGenerator,
     types: Types,
     compiler: Compiler | None = None,
+    team: int = 1,
 ) -> list[LayerCosts]:
     """The costs of every layer, on the generator's device.
 
@@ -42,10 +46,18 @@ def measure(
         seed: run seed from which weights and dropout are derived, 0 <= seed < 2**63.
         generator: random numbers of the device, borrowed by the caller.
         compiler: compiler that runs the layers; None: they run as they are.
+        team: number of members that hold each layer; the costs are those of one of them.
     """
-    found = walk(model, seed, sample, generator, _measured, types, compiler)
-    named = zip(found, map(name_of, model.layers), strict=True)
-    return [replace(one, name=name) for one, name in named]
+    first = Team(0, team)
+    built = real_layers(model, seed, generator, types, compiler, first)
+    visit = partial(_measured, team)
+    return named(model, walk(model, sample, generator.device, built, visit, first))
+
+
+def named(model: PipelineModule, found: Sequence[LayerCosts]) -> list[LayerCosts]:
+    """The costs of layers with their names and numbers of parameters."""
+    kinds = zip(found, kinds_of(model), strict=True)
+    return [replace(one, name=name, parameters=count) for one, (name, count) in kinds]
 
 
 def kinds_of(model: PipelineModule) -> list[tuple[str, int]]:
@@ -54,40 +66,46 @@ def kinds_of(model: PipelineModule) -> list[tuple[str, int]]:
     return [(name_of(layer), num_parameters(layer)) for layer in model.layers]
 
 
-def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerCosts, Any]:
+def _measured(
+    team: int, stage: Stage, last: bool, value: Any, target: Any
+) -> tuple[LayerCosts, Any]:
     """The costs of the one layer of a stage, and the value that it returns."""
-    device = stage.device
+    device, member = stage.device, MemberAlone(stage, team)
     seconds: list[list[float]] = []
-    operations = FlopCounterMode(display=False)
+    operations = OperationCounter()
     for number in range(_TIMES + 1):
         counted = nullcontext() if number else operations  # the first one warms up
         with counted, _counting(stage.layers) as stash:
-            forward_s, out = _timed(lambda: stage.forward(number, value, target), device)  # noqa: B023
-        wanted = (
-            None
-            if last
-            else tuple(
-                torch.ones_like(tensor) for tensor in flatten(out)[1] if tensor.requires_grad
-            )
-        )
-        input_s, _ = _timed(lambda: stage.input_gradient(number, wanted), device)  # noqa: B023
+            forward_s, out = _timed(lambda: member.forward(number, value, target), device)  # noqa: B023
+        wanted = gradients_like(out, last)
+        input_s, _ = _timed(lambda: member.input_gradient(number, wanted), device)  # noqa: B023
         waiting, pieces = stage.deferral.waiting_bytes(number), stage.deferral.pieces(number)
-        weight_s, _ = _timed(lambda: _all_pieces(stage, number), device)  # noqa: B023
+        weight_s, _ = _timed(lambda: member.weight_gradient(number), device)  # noqa: B023
         seconds.append([forward_s, input_s, weight_s])
     forward, back, weight = zip(*seconds[1:], strict=True)
-    sent = 0 if last else sum(tensor.nbytes for tensor in flatten(out)[1])
-    spread = statistics.stdev(torch.tensor(forward).clamp(min=1e-9).log().tolist())
     forward_s, input_s, weight_s = map(statistics.median, (forward, back, weight))
-    stash_bytes = max(sum(stash.values()), waiting)
-    found = LayerCosts(forward_s, input_s, weight_s, sent, stash_bytes, spread, waiting)
-    parameters = sum(parameter.numel() for parameter in stage.layers.parameters())
-    operated = operations.get_total_flops()
-    return replace(found, parameters=parameters, operations=operated, pieces=pieces), out
+    found = LayerCosts(
+        forward_s,
+        input_s,
+        weight_s,
+        sent_bytes=0 if last else sum(tensor.nbytes for tensor in flatten(out)[1]),
+        stash_bytes=max(sum(stash.values()), waiting),
+        spread=statistics.stdev(torch.tensor(forward).clamp(min=1e-9).log().tolist()),
+        until_weight_bytes=waiting,
+        operations=operations.operations,
+        pieces=pieces,
+        joints=tuple(member.joints),
+        back_joints=tuple(member.back_joints),
+        held_parameters=sum(parameter.numel() for parameter in stage.layers.parameters()),
+    )
+    return found, out
 
 
-def _all_pieces(stage: Stage, number: int) -> None:
-    while stage.deferral.pieces(number):
-        stage.deferral.run_piece(number)
+def gradients_like(out: Any, last: bool) -> tuple[Tensor, ...] | None:
+    """Gradients of what a layer has sent on; None for the last, whose loss has one of its own."""
+    if last:
+        return None
+    return tuple(torch.ones_like(one) for one in flatten(out)[1] if one.requires_grad)
 
 
 def _timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:

@@ -58,7 +58,7 @@ def _waits(x: Tensor, weight: Tensor) -> bool:
 
 def _may_defer(weight: Tensor) -> bool:
     return (
-        type(weight) is nn.Parameter
+        (type(weight) is nn.Parameter or _is_fake(weight))
         and weight.requires_grad
         and weight.layout is torch.strided
         and weight.is_contiguous()
@@ -68,7 +68,14 @@ def _may_defer(weight: Tensor) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
-    return type(x) in (Tensor, nn.Parameter) and may_wait(x)
+    return (type(x) in (Tensor, nn.Parameter) or _is_fake(x)) and may_wait(x)
+
+
+def _is_fake(x: Tensor) -> bool:
+    """It has no memory, and stands for a tensor of no other type: that is how stages are looked at
+    before they are built."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return mode is not None and getattr(x, "fake_mode", None) is mode
 
 
 def may_wait(x: Tensor) -> bool:

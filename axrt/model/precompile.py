@@ -14,7 +14,7 @@ from torch import nn
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.model.module import PipelineModule
-from axrt.model.per_layer import walk
+from axrt.model.per_layer import real_layers, walk
 from axrt.model.precision import types_of
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
@@ -41,9 +41,9 @@ def precompile(
         ConfigError: a layer changes its parameters as it runs.
     """
     try:
-        entering = walk(
-            model, config.run.seed, sample, generator, _what_enters, types_of(config.precision)
-        )
+        types = types_of(config.precision)
+        built = real_layers(model, config.run.seed, generator, types)
+        entering = walk(model, sample, generator.device, built, _what_enters)
         target = on(generator.device, sample[1])
         stages = [
             (stage, entering[stage.first_layer])

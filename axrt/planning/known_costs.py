@@ -111,15 +111,21 @@ def measured_layers(
     sample: Any,
     compiler: Compiler | None,
     what: str,
+    team: int = 1,
 ) -> list[LayerCosts]:
-    """The costs of each layer on the main rank, and none on others; see `measured_costs`."""
+    """The costs of each layer on the main rank, and none on others; see `measured_costs`.
+
+    Args:
+        team: number of members that hold each layer.
+    """
     layers: list[LayerCosts] = []
     types = types_of(config.precision)
 
     def measured() -> None:
         given = checked_sample(sample, f"{what} measures the layers")
         try:
-            layers.extend(measure(model, config.run.seed, given, rank.generator, types, compiler))
+            of = (model, config.run.seed, given, rank.generator, types, compiler, team)
+            layers.extend(measure(*of))
         except (Exception, SystemExit) as error:  # of the user's layers, whatever it is
             said = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
             raise ConfigError(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from axrt.config import Schedule
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import Fixed
+from axrt.scheduler.simulation.bound import least_makespan
 from axrt.scheduler.simulation.cost_table import LayerCosts
 from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.model_costs import ModelCosts, world_of
@@ -97,6 +98,14 @@ def _stages(job: Job, layers: Sequence[LayerCosts]) -> Iterator[_Stage]:
         count = job.recomputed.get(stage, 0)
         came_in = layers[first - 1].sent_bytes if count and first else 0
         yield _Stage(layers[first : first + count], layers[first + count : end], came_in)
+
+
+def least_step_s(job: Job, of: ModelCosts) -> float:
+    """Seconds that a step takes at least, whatever the policy, on a steady machine; see
+    `predicted`, which takes the average of some steps."""
+    steady = [replace(layer, spread=0.0) for layer in of.layers]
+    costs = _costs(job, of._replace(layers=steady), list(_stages(job, of.layers)))
+    return least_makespan(job.placement, costs, job.microbatches, _STEPS) / _STEPS
 
 
 def _costs(job: Job, of: ModelCosts, stages: Sequence[_Stage]) -> Costs:

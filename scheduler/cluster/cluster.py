@@ -4,9 +4,11 @@ Everything is in SI units: seconds, bytes, bytes a second, operations a second. 
 node by node, one rank a device, so ranks 0 to `devices` - 1 are on the first node.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 
 
@@ -91,6 +93,12 @@ class Cluster:
     device: Device
     within: Link
     across: Link
+
+    @property
+    def digest(self) -> str:
+        """What tells this cluster from others: 12 hexadecimal digits of all its numbers."""
+        numbers = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(numbers.encode()).hexdigest()[:12]
 
     @property
     def num_devices(self) -> int:

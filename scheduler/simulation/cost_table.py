@@ -1,8 +1,8 @@
 """The table of costs: what each layer of a model takes, sends and keeps, what links take, and what
 the loop takes for a task. As JSON it is the file costs.json."""
 
-# Measured (`axrt profile`) and fitted (`axrt profile --like RUN`) tables have one form.
-# Simulations, policy "auto" and plans read it.
+# Measured (`axrt profile`), fitted (`axrt profile --like RUN`) and modelled (`axrt profile
+# --cluster`) tables have one form. Simulations, policy "auto" and plans read it.
 
 import json
 from collections import Counter
@@ -16,17 +16,23 @@ from ..plural import plural
 from ..regular_file import json_of, read_text
 from .costs import Edge
 
-FORMAT, _FORMER = "axrt costs 2", ("axrt costs 1",)
+FORMAT, _WITHOUT_TEAMS, _FORMER = "axrt costs 3", "axrt costs 2", ("axrt costs 1",)
+MEASURED, FITTED, MODELLED = SOURCES = ("measured", "fitted", "modelled")
 _UNITS = {"time": "s", "size": "bytes"}
-_COUNTS = ("sent_bytes", "stash_bytes", "until_weight_bytes", "parameters", "operations", "pieces")
-_PARTS = ("format", "units", "task", "lengths", "settings", "links", "microbatches")
+_COUNTS = (
+    *("sent_bytes", "stash_bytes", "until_weight_bytes"),
+    *("parameters", "held_parameters", "operations", "pieces"),
+)
+_SIZES = ("joints", "back_joints")
+_PARTS = ("format", "units", "source", "cluster", "task", "lengths", "settings", "links", "degrees")
+_PARTS_WITHOUT_TEAMS = ("format", "units", "task", "lengths", "settings", "links", "microbatches")
 _LEAST, _MOST = 1e-18, 1e18  # beyond these is a slip, and sums and quotients are no numbers
 _WIDEST = 10.0  # of a spread: e to the power of it is a factor
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """The costs of one microbatch on one layer."""
+    """The costs of one microbatch on one layer, or on a member's part of it."""
 
     # forward_s, input_s, weight_s: median durations in seconds; `input_s` includes all weight
     # gradients that cannot wait
@@ -43,13 +49,19 @@ class LayerCosts:
     parameters: int = 0  # number of elements of its parameters
     operations: int = 0  # operations of a forward; 0: not known
     pieces: int = 0  # number of its weight gradients that can wait. Other work may run between two.
+    # bytes that a member of a team sends all others together at each joint of a forward, and of an
+    # input gradient; () where there are none
+    joints: tuple[int, ...] = ()
+    back_joints: tuple[int, ...] = ()
+    held_parameters: int = 0  # number of elements that a member has; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
     """The costs of a model."""
 
-    # costs of each layer, by the number of samples in a microbatch
+    # costs of each layer, by the number of samples in a microbatch; of a rank that nobody shares
+    # its stage with
     layers: Mapping[int, tuple[LayerCosts, ...]]
     edge: Edge = field(default_factory=Edge)  # link between any two ranks, in seconds and bytes
     # links that differ, by (from, to)
@@ -61,6 +73,10 @@ class CostTable:
     # settings of the model that was measured, by "section.key"; those that are missing are not
     # known
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # the same as `layers` of a member of a team, by the number of members, 2 or more
+    teams: Mapping[int, Mapping[int, tuple[LayerCosts, ...]]] = field(default_factory=dict)
+    source: str = MEASURED  # one of `SOURCES`
+    cluster: str = ""  # digest of the cluster that a modelled table is of; "": it is of none
 
     @classmethod
     def read(cls, path: Path) -> "CostTable":
@@ -98,7 +114,40 @@ class CostTable:
     @property
     def num_layers(self) -> int:
         """Number of layers of the model."""
-        return len(next(iter(self.layers.values())))
+        return len(next(iter(next(iter(self.degrees.values())).values())))
+
+    @property
+    def degrees(self) -> dict[int, Mapping[int, tuple[LayerCosts, ...]]]:
+        """The costs of each layer, by the number of members that hold it, and of samples."""
+        return {**({1: self.layers} if self.layers else {}), **self.teams}
+
+    def of_degree(self, degree: int) -> Mapping[int, tuple[LayerCosts, ...]]:
+        """The costs of each layer where so many members hold it, by the number of samples.
+
+        Raises:
+            ValueError: the table has none of them.
+        """
+        if degree not in self.degrees:
+            known = ", ".join(map(str, sorted(self.degrees)))
+            raise ValueError(
+                f"there are costs of teams of {known}; expected those of parallel.tensor = "
+                f"{degree}: axrt profile --tensor {degree}"
+            )
+        return self.degrees[degree]
+
+    def check_cluster(self, digest: str) -> None:
+        """Check that a modelled table is of a cluster.
+
+        Args:
+            digest: that of the cluster.
+        Raises:
+            ValueError: it is of another one.
+        """
+        if self.source == MODELLED and self.cluster != digest:
+            raise ValueError(
+                f"the table is modelled on cluster {self.cluster or 'none'}, and this one is "
+                f"{digest}; expected a table of this one: axrt profile --cluster"
+            )
 
     def to_json(self) -> str:
         """The table as text."""
@@ -107,33 +156,42 @@ class CostTable:
             {
                 "format": FORMAT,
                 "units": _UNITS,
+                "source": self.source,
+                "cluster": self.cluster,
                 "task": self.task_s,
                 "lengths": self.lengths,
                 "settings": dict(self.settings),
                 "links": {name: _link(edge) for name, edge in {"any": self.edge, **links}.items()},
-                "microbatches": {
-                    str(size): [asdict(layer) for layer in layers]
-                    for size, layers in sorted(self.layers.items())
+                "degrees": {
+                    str(degree): {
+                        str(size): [asdict(layer) for layer in layers]
+                        for size, layers in sorted(sizes.items())
+                    }
+                    for degree, sizes in sorted(self.degrees.items())
                 },
             },
             indent=1,
         )
 
-    def of(self, samples: int, model: Sequence[tuple[str, int]]) -> tuple[LayerCosts, ...]:
+    def of(
+        self, samples: int, model: Sequence[tuple[str, int]], degree: int = 1
+    ) -> tuple[LayerCosts, ...]:
         """The costs of the layers of a model.
 
         Args:
             model: name and number of parameters of each layer.
+            degree: number of members that hold each layer.
         Raises:
-            ValueError: the table is of another model, or has no such microbatches.
+            ValueError: the table is of another model, or has no such microbatches or teams.
         """
-        if samples not in self.layers:
-            sizes = ", ".join(map(str, sorted(self.layers)))
+        of_degree = self.of_degree(degree)
+        if samples not in of_degree:
+            sizes = ", ".join(map(str, sorted(of_degree)))
             raise ValueError(
                 f"there are costs of microbatches of {sizes} samples; expected {samples} = "
                 "schedule.microbatch_size: measure that size, too"
             )
-        layers = self.layers[samples]
+        layers = of_degree[samples]
         if len(layers) != len(model):
             raise ValueError(
                 f"the table is of another model: it has {plural(len(layers), 'layer')}; expected "
@@ -186,31 +244,68 @@ def _table(found: Any) -> CostTable:
             f"the table has format {found['format']!r}, of a former version; expected {FORMAT!r}: "
             "measure again, with axrt profile"
         )
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict) or found.get("format") not in (FORMAT, _WITHOUT_TEAMS):
         what = repr(found.get("format")) if isinstance(found, dict) else "none"
         raise ValueError(f"its format is {what}; expected {FORMAT!r}, as axrt profile writes it")
-    if strange := [name for name in found if name not in _PARTS]:
-        raise ValueError(f"{strange[0]} is no part of a table; expected {', '.join(_PARTS)}")
+    has_teams = found["format"] == FORMAT
+    parts = _PARTS if has_teams else _PARTS_WITHOUT_TEAMS
+    if strange := [name for name in found if name not in parts]:
+        raise ValueError(f"{strange[0]} is no part of a table; expected {', '.join(parts)}")
     if found.get("units") != _UNITS:
         raise ValueError(f"units = {found.get('units')!r}; expected {_UNITS}")
     links = _within(found, "links", "", dict)
     edges = {_ends(name): _edge(links, name) for name in links if name != "any"}
-    sizes = _within(found, "microbatches", "", dict)
+    degrees = _degrees(found) if has_teams else {1: _sizes(found, "microbatches", "", False)}
+    task_s, lengths = _number(found, "task", ""), _number(found, "lengths", "", _WIDEST)
+    settings = _within({"settings": {}, **found}, "settings", "", dict)
+    return CostTable(
+        *(degrees.pop(1, {}), _edge(links, "any"), edges, task_s, lengths, settings, degrees),
+        *(_source(found), found.get("cluster", "")) if has_teams else (),
+    )
+
+
+def _source(found: Mapping[str, Any]) -> str:
+    if found.get("source") not in SOURCES:
+        raise ValueError(f"source = {found.get('source')!r}; expected one of {', '.join(SOURCES)}")
+    if not isinstance(found.get("cluster"), str):
+        raise ValueError(f"cluster = {found.get('cluster')!r}; expected a digest, or an empty text")
+    return str(found["source"])
+
+
+def _degrees(found: Mapping[str, Any]) -> dict[int, dict[int, tuple[LayerCosts, ...]]]:
+    """The costs by the number of members and of samples."""
+    degrees = _within(found, "degrees", "", dict)
+    if not degrees:
+        raise ValueError("degrees has no layers; expected the costs of each layer")
+    read = {
+        _positive(degree, "degrees.", "members"): _sizes(degrees, degree, "degrees.", True)
+        for degree in degrees
+    }
+    counts = {degree: len(next(iter(sizes.values()))) for degree, sizes in read.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"numbers of layers by members are {counts}; expected one model")
+    return read
+
+
+def _sizes(
+    found: Mapping[str, Any], key: str, where: str, has_teams: bool
+) -> dict[int, tuple[LayerCosts, ...]]:
+    """The costs by the number of samples."""
+    sizes = _within(found, key, where, dict)
+    inside = f"{where}{key}"
     layers = {
-        _samples(size): tuple(
-            _layer(layer, f"microbatches.{size}[{place}]")
-            for place, layer in enumerate(_within(sizes, size, "microbatches.", list))
+        _positive(size, f"{inside}.", "samples"): tuple(
+            _layer(layer, f"{inside}.{size}[{place}]", has_teams)
+            for place, layer in enumerate(_within(sizes, size, f"{inside}.", list))
         )
         for size in sizes
     }
     counts = {size: len(of) for size, of in layers.items()}
     if not layers or not all(counts.values()):
-        raise ValueError("microbatches has no layers; expected the costs of each layer")
+        raise ValueError(f"{inside} has no layers; expected the costs of each layer")
     if len(set(counts.values())) > 1:
         raise ValueError(f"numbers of layers by samples are {counts}; expected one model")
-    task_s, lengths = _number(found, "task", ""), _number(found, "lengths", "", _WIDEST)
-    settings = _within({"settings": {}, **found}, "settings", "", dict)
-    return CostTable(layers, _edge(links, "any"), edges, task_s, lengths, settings)
+    return layers
 
 
 def _ends(name: str) -> tuple[int, int]:
@@ -221,10 +316,10 @@ def _ends(name: str) -> tuple[int, int]:
     return int(ends[0]), int(ends[1])
 
 
-def _samples(size: str) -> int:
-    if not size.isdecimal() or size.startswith("0"):
-        raise ValueError(f"microbatches.{size}: expected a number of samples, such as 4")
-    return int(size)
+def _positive(text: str, where: str, what: str) -> int:
+    if not text.isdecimal() or text.startswith("0"):
+        raise ValueError(f"{where}{text}: expected a number of {what}, such as 4")
+    return int(text)
 
 
 def _edge(links: Mapping[str, Any], name: str) -> Edge:
@@ -236,10 +331,11 @@ def _edge(links: Mapping[str, Any], name: str) -> Edge:
     return Edge(_number(link, "latency", f"{where}."), bandwidth)
 
 
-def _layer(layer: Any, where: str) -> LayerCosts:
+def _layer(layer: Any, where: str, has_teams: bool) -> LayerCosts:
     if not isinstance(layer, dict):
         raise ValueError(f"{where} = {layer!r}; expected the costs of a layer")
-    known = [one.name for one in fields(LayerCosts)]
+    of_teams = (*_SIZES, "held_parameters")
+    known = [one.name for one in fields(LayerCosts) if has_teams or one.name not in of_teams]
     if strange := [name for name in layer if name not in known]:
         raise ValueError(f"{where}.{strange[0]} is no cost; expected {', '.join(known)}")
     if not isinstance(layer.get("name"), str):
@@ -263,10 +359,20 @@ def _within(found: Mapping[str, Any], key: str, where: str, kind: type) -> Any:
 def _cost(layer: Mapping[str, Any], name: str, where: str) -> Any:
     if name == "name":
         return layer[name]
-    found = _number(layer, name, where, _WIDEST if name == "spread" else _MOST)
-    if name in _COUNTS and int(found) != found:
-        raise ValueError(f"{where}{name} = {found!r}; expected a whole number")
-    return int(found) if name in _COUNTS else found
+    if name in _SIZES:
+        sizes = _within(layer, name, where, list)
+        named = {f"{place}": size for place, size in enumerate(sizes)}
+        return tuple(_whole(named, place, f"{where}{name}.") for place in named)
+    if name in _COUNTS:
+        return _whole(layer, name, where)
+    return _number(layer, name, where, _WIDEST if name == "spread" else _MOST)
+
+
+def _whole(found: Mapping[str, Any], key: str, where: str) -> int:
+    value = _number(found, key, where)
+    if int(value) != value:
+        raise ValueError(f"{where}{key} = {value!r}; expected a whole number")
+    return int(value)
 
 
 def _number(found: Mapping[str, Any], key: str, where: str, most: float = _MOST) -> Any:

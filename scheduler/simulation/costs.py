@@ -50,6 +50,7 @@ class Costs:
         reduce: duration of adding up one copy's shard of a bucket; used only where there are
             replicas.
         step: duration of the optimizer step on a bucket.
+        step_of: the same of each stage, in place of `step`; (): all take that.
         state: size of a bucket's offloaded state.
         copies_in, copies_out: bandwidths of a rank's copies of such state, or of gradients and
             weights where steps are on the host, to the device and from it, in size per time;
@@ -91,6 +92,7 @@ class Costs:
     work: Work | tuple[Work, ...] = _UNIT
     reduce: float = 0.0
     step: float = 0.0
+    step_of: tuple[float, ...] = ()
     state: float = 0.0
     copies_in: float = float("inf")
     copies_out: float = float("inf")

@@ -8,7 +8,7 @@ from statistics import median
 
 from ..planning.balance import Stages
 from ..plural import plural
-from .cost_table import CostTable, LayerCosts
+from .cost_table import FITTED, CostTable, LayerCosts
 from .costs import Costs, Work
 
 
@@ -31,7 +31,7 @@ def fitted(table: CostTable, samples: int, costs: Costs, cuts: Sequence[int]) ->
     for work, (first, end) in zip(costs.work, pairwise(cuts), strict=True):
         layers += _shared_out(work, table.layers[samples][first:end], costs.jitter)
     of = {samples: tuple(layers)}
-    return CostTable(of, costs.edge, task_s=costs.task, lengths=costs.lengths)
+    return CostTable(of, costs.edge, task_s=costs.task, lengths=costs.lengths, source=FITTED)
 
 
 # A fitted table may have a slow rank in its layers, since a timeline cannot tell the two apart.

@@ -36,6 +36,11 @@ class ModelCosts(NamedTuple):
     # links that differ, by (from, to), ranks of a pipeline
     edges: Mapping[tuple[int, int], Edge] = {}
     lengths: float = 0.0  # see `CostTable`
+    team: int = 1  # number of members that hold each layer; the layers' costs are those of one
+    exchange_s: float = 0.0  # seconds that slices are on their way at a joint
+    # seconds of the end of a step on each stage: sums over replicas and the optimizer's step; ()
+    # where they take none
+    step_s: tuple[float, ...] = ()
 
     def unsteady(self) -> "ModelCosts":
         """The same with `LEAST_JITTER` at least: some ways to follow an order are good on a steady
@@ -48,7 +53,9 @@ def world_of(placement: Placement, cuts: Sequence[int], known: ModelCosts) -> Wo
     """The costs of a model that is cut for a placement."""
     stages = [known.layers[first:end] for first, end in pairwise(cuts)]
     costs = Costs(
-        tuple(map(work_of, stages)),
+        tuple(work_of(stage, known.team) for stage in stages),
+        step_of=known.step_s,
+        exchange=known.exchange_s,
         task=known.task_s,
         edge=known.edge,
         edges=dict(known.edges),
@@ -59,13 +66,17 @@ def world_of(placement: Placement, cuts: Sequence[int], known: ModelCosts) -> Wo
     return World(placement, costs, tuple(map(kept_by, stages)))
 
 
-def work_of(layers: Sequence[LayerCosts]) -> Work:
-    """The cost of a stage of these layers."""
+def work_of(layers: Sequence[LayerCosts], team: int = 1) -> Work:
+    """The cost of a stage of these layers.
+
+    Args:
+        team: number of members that hold them, each of which sends a part of an activation.
+    """
     return Work(
         sum(layer.forward_s for layer in layers),
         sum(layer.input_s for layer in layers),
         sum(layer.weight_s for layer in layers),
-        layers[-1].sent_bytes if layers else 0,
+        team * layers[-1].sent_bytes if layers else 0,
     )
 
 

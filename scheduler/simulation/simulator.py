@@ -48,7 +48,6 @@ class _Durations:
         self._base: dict[tuple[AnyKind, int], float] = {}
         self.numbers: dict[int, int | None] = {}
         self._on_buckets = {
-            Kind.STEP: costs.step,
             Kind.REDUCE: costs.reduce,
             Kind.ACROSS: costs.reduce / job.pipes_a_group,
             Kind.COLLECT: costs.reduce + ring(costs, job.pipes),
@@ -68,9 +67,12 @@ class _Durations:
             self._base[Kind.WEIGHT, stage] = slow * weight
             self._base[Kind.OFFLOAD, stage] = of_stage(costs.offload, placement, stage)
             self._base[Kind.RELOAD, stage] = of_stage(costs.reload, placement, stage)
+            self._base[Kind.STEP, stage] = costs.step_of[stage] if costs.step_of else costs.step
 
     def of(self, task: Task) -> float:
         kind, stage, *_ = task
+        if kind is Kind.STEP:
+            return self._base[kind, stage]
         if not kind.of_a_microbatch:
             return self._on_buckets.get(kind, 0.0)
         size = self._length(task.microbatch)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 from axrt.cli import main
 from axrt.cli.profile import _told_slow
 from axrt.cli.task_cost import measured_task_s
+from axrt.planning.cluster_file import read_cluster
 from axrt.runtime.task_runner import TaskRunner
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.simulation.comparison import Run
@@ -50,6 +52,61 @@ def test_a_table_has_what_every_layer_takes_sends_and_keeps(costs: Path) -> None
         assert block.sent_bytes == samples * table.layers[1][2].sent_bytes
         assert block.parameters > 0
         assert block.pieces == 4, "the weights of four products; those of norms do not wait"
+
+
+def test_a_table_has_members_of_teams_where_that_is_asked_for(costs: Path) -> None:
+    asked = [
+        "profile",
+        "tiny.toml",
+        "model.layers=1",
+        "model.heads=2",
+        "--tensor",
+        "2,1",
+        "--out",
+        "teams.json",
+    ]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 0, done.output
+    assert "3 layers, 1 sample, 2 members: forward" in done.output
+    table = CostTable.read(Path("teams.json"))
+    (_, alone, _), (_, member, _) = table.layers[1], table.of_degree(2)[1]
+    assert (len(alone.joints), len(member.joints)) == (0, 4)
+    assert member.held_parameters < alone.held_parameters == member.parameters
+    with pytest.raises(ValueError, match="costs of teams of 1, 2; expected those of parallel.ten"):
+        table.of_degree(4)
+
+
+def test_costs_on_a_cluster_are_modelled_and_say_of_which(costs: Path) -> None:
+    file = Path(__file__).parent.parent.parent / "examples" / "cluster.toml"
+    asked = ["profile", "tiny.toml", "--tensor", "1", "--samples", "2", "--cluster", str(file)]
+    done = CliRunner().invoke(main, [*asked, "--out", "modelled.json"])
+    assert done.exit_code == 0, done.output
+    assert "the table is modelled, and in modelled.json" in done.output
+    table, cluster = CostTable.read(Path("modelled.json")), read_cluster(file)
+    assert (table.source, sorted(table.layers)) == ("modelled", [2])
+    table.check_cluster(cluster.digest)
+    assert table.edge == Edge(2e-6, 25e9), "between nodes, of which there are four"
+    with pytest.raises(ValueError, match="is modelled on cluster"):
+        table.check_cluster(replace(cluster, nodes=5).digest)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (["--cluster", "c.toml", "--like", "run"], "--cluster: costs like a run's are of its ran"),
+        (["--cluster", "c.toml"], "c.toml: No such file"),
+        (["--tensor", "1,1"], "'1,1'; expected numbers of members with commas between them"),
+        (["--tensor", "0"], "'0'; expected numbers of members"),
+        (["--tensor", "3"], "parallel.tensor = 3"),
+        (["--tensor", "2", "--like", "run"], "--tensor: costs like a run's are of its ranks"),
+        (["parallel.tensor_shards=2"], "axrt profile does not take parallel.tensor_shards = 2"),
+    ],
+)
+def test_members_that_cannot_be_are_refused(costs: Path, asked: list[str], text: str) -> None:
+    done = CliRunner().invoke(main, ["profile", "tiny.toml", "--out", "other.json", *asked])
+    assert done.exit_code == 2
+    assert text in done.output
+    assert not Path("other.json").exists()
 
 
 def test_a_simulation_takes_the_table(costs: Path) -> None:

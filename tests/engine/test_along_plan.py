@@ -162,48 +162,73 @@ def test_a_plan_whose_ranks_have_other_caps_is_read_again() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda of: of["microbatches"]["1"].pop(), "it has 7 layers; expected 8"),
-        (lambda of: of["microbatches"]["1"][2].pop("weight_s"), r"1\[2\].weight_s is missing"),
+        (lambda of: of["degrees"]["1"]["1"].pop(), "it has 7 layers; expected 8"),
+        (lambda of: of["degrees"]["1"]["1"][2].pop("weight_s"), r"1\[2\].weight_s is missing"),
         (
-            lambda of: of["microbatches"]["1"][2].update(until_weight_bytes=5000),
+            lambda of: of["degrees"]["1"]["1"][2].update(until_weight_bytes=5000),
             r"1\[2\].until_weight_bytes = 5000 is more than stash_bytes = 4000; expected a part",
         ),
-        (lambda of: of["microbatches"]["1"][2].pop("pieces"), r"1\[2\].pieces is missing"),
+        (lambda of: of["degrees"]["1"]["1"][2].pop("pieces"), r"1\[2\].pieces is missing"),
         (lambda of: of.pop("lengths"), "lengths is missing; expected a number of 0 or more"),
-        (lambda of: of["microbatches"]["1"][2].update(input_s=-1), r"1\[2\].input_s = -1; exp"),
-        (lambda of: of["microbatches"]["1"][0].update(forward_s=1e999), "forward_s = inf; exp"),
-        (lambda of: of["microbatches"]["1"][0].update(forward_s=10**400), "a number of 401 digits"),
+        (lambda of: of["degrees"]["1"]["1"][2].update(input_s=-1), r"1\[2\].input_s = -1; exp"),
+        (lambda of: of["degrees"]["1"]["1"][0].update(forward_s=1e999), "forward_s = inf; exp"),
+        (lambda of: of["degrees"]["1"]["1"][0].update(forward_s=10**400), "a number of 401 digits"),
         (
-            lambda of: of["microbatches"].update({"2": of["microbatches"]["1"][1:]}),
+            lambda of: of["degrees"]["1"].update({"2": of["degrees"]["1"]["1"][1:]}),
             r"numbers of layers by samples are \{1: 8, 2: 7\}; expected one model",
         ),
-        (lambda of: of["microbatches"]["1"][1].update(parameters=7), "its layer 1 is Block with 7"),
+        (lambda of: of["degrees"]["1"]["1"][1].update(parameters=7), "its layer 1 is Block with 7"),
         (lambda of: of.update(units={"time": "ms", "size": "bytes"}), "units = {'time': 'ms', "),
-        (lambda of: of.pop("format"), "its format is None; expected 'axrt costs 2'"),
-        (lambda of: of.update(taks=1.0), "taks is no part of a table; expected format, units, ta"),
+        (lambda of: of.pop("format"), "its format is None; expected 'axrt costs 3'"),
+        (lambda of: of.update(taks=1.0), "taks is no part of a table; expected format, units, so"),
         (lambda of: of.update(settings=3), "settings is missing or is none; expected a table"),
-        (lambda of: of["microbatches"]["1"][0].update(stash_bytes=1e300), "expected a number from"),
-        (lambda of: of["microbatches"]["1"][0].update(stash_bytes=0.5), "= 0.5; expected a whole"),
+        (lambda of: of["degrees"]["1"]["1"][0].update(stash_bytes=1e300), "expected a number from"),
+        (lambda of: of["degrees"]["1"]["1"][0].update(stash_bytes=0.5), "= 0.5; expected a whole"),
         (
-            lambda of: of["microbatches"]["1"][0].update(spread=1e3),
+            lambda of: of["degrees"]["1"]["1"][0].update(spread=1e3),
             "expected a number from 0 to 10",
         ),
         (
             lambda of: of["links"]["any"].update(bandwidth=1e-320),
             "bandwidth = 1e-320; expected a n",
         ),
-        (lambda of: of.update(microbatches={"01": of["microbatches"]["1"]}), "01: expected a numb"),
+        (
+            lambda of: of["degrees"].update({"1": {"01": of["degrees"]["1"]["1"]}}),
+            "01: expected a numb",
+        ),
         (lambda of: of.pop("units"), "units = None; expected {'time': 's'"),
-        (lambda of: of.update(format="2"), "its format is '2'; expected 'axrt costs 2', as axrt"),
+        (lambda of: of.update(format="2"), "its format is '2'; expected 'axrt costs 3', as axrt"),
         (lambda of: of.update(format="axrt costs 1"), "of a former version; expected 'axrt costs"),
         (lambda of: of["links"].pop("any"), "links.any is missing"),
         (lambda of: of["links"]["any"].update(bandwidth=0), "links.any.bandwidth = 0; expected"),
-        (lambda of: of.update(microbatches={"2": of["microbatches"]["1"]}), "of 2 samples; expec"),
-        (lambda of: of.update(microbatches={"x": []}), "microbatches.x: expected a number of sam"),
-        (lambda of: of["microbatches"].update({"1": {}}), "microbatches.1 is missing or is none"),
+        (
+            lambda of: of["degrees"].update({"1": {"2": of["degrees"]["1"]["1"]}}),
+            "of 2 samples; expec",
+        ),
+        (
+            lambda of: of["degrees"].update({"1": {"x": []}}),
+            "degrees.1.x: expected a number of sam",
+        ),
+        (lambda of: of["degrees"]["1"].update({"1": {}}), "degrees.1.1 is missing or is none"),
         (lambda of: of["links"].update({"0-": {}}), "links.0-: expected any, or two ranks"),
         (lambda of: of["links"].update({"any": 3}), "links.any is missing or is none"),
         (lambda of: of.update(task="fast"), "task = 'fast'; expected a number"),
+        (lambda of: of.update(source="guessed"), "source = 'guessed'; expected one of measured, "),
+        (lambda of: of.update(cluster=3), "cluster = 3; expected a digest"),
+        (lambda of: of.update(degrees={}), "degrees has no layers; expected the costs of each"),
+        (lambda of: of["degrees"].update({"0": {}}), "degrees.0: expected a number of members"),
+        (
+            lambda of: of.update(degrees={"2": of["degrees"]["1"]}),
+            "costs of teams of 2; expected those of parallel.tensor = 1",
+        ),
+        (
+            lambda of: of["degrees"].update({"2": {"1": of["degrees"]["1"]["1"][1:]}}),
+            r"numbers of layers by members are \{1: 8, 2: 7\}; expected one model",
+        ),
+        (
+            lambda of: of["degrees"]["1"]["1"][0].update(joints=[0.5]),
+            r"1\[0\].joints.0 = 0.5; expected a whole number",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_by_name(tmp_path: Path, change: Any, text: str) -> None:
@@ -256,8 +281,28 @@ def test_a_link_that_differs_counts_in_the_plan(tmp_path: Path) -> None:
     assert plan({}) != plan({(1, 2): Edge(0.05, 1e9), (2, 1): Edge(0.05, 1e9)})
 
 
+def test_a_table_of_the_format_before_teams_is_read_as_that_of_one_rank() -> None:
+    one = table()
+    former = json.loads(one.to_json())
+    layers = former.pop("degrees")["1"]["1"]
+    for layer in layers:
+        del layer["joints"], layer["back_joints"], layer["held_parameters"]
+    del former["source"], former["cluster"]
+    former |= {"format": "axrt costs 2", "microbatches": {"1": layers}}
+    assert CostTable.from_json(json.dumps(former)) == one
+
+
+def test_a_modelled_table_is_of_its_cluster_alone() -> None:
+    modelled = replace(table(), source="modelled", cluster="0a")
+    modelled.check_cluster("0a")
+    with pytest.raises(ValueError, match="is modelled on cluster 0a, and this one is 0b; expected"):
+        modelled.check_cluster("0b")
+    table().check_cluster("0b")  # a measured one is of whatever it was measured on
+
+
 def test_a_table_is_what_it_was_after_it_was_written(tmp_path: Path) -> None:
-    one = replace(table(), edges={(0, 1): Edge(0.5, 1e9)})
+    teams = {2: {1: tuple(replace(layer, joints=(8, 16)) for layer in table().layers[1])}}
+    one = replace(table(), edges={(0, 1): Edge(0.5, 1e9)}, teams=teams, source="fitted")
     file = tmp_path / "costs.json"
     file.write_text(one.to_json())
     assert CostTable.read(file) == one
