@@ -157,6 +157,11 @@ def read_cluster(path: Path, overrides: Sequence[str] = ()) -> Cluster:
     return _cluster(found)
 
 
+def is_of_cluster(override: str) -> bool:
+    """An override is of a section of this file, or of one that is misspelt within one."""
+    return override.strip().partition(".")[0] in {name.partition(".")[0] for name in _SECTIONS}
+
+
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Sections within others under names of their own, such as "links.node"."""
     found: dict[str, Any] = {}

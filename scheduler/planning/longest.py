@@ -140,7 +140,7 @@ def _way(placement: Placement, costs: Costs, source: int, stage: int) -> float:
     ends = placement.rank_of(source), placement.rank_of(stage)
     if ends[0] == ends[1]:
         return 0.0
-    latency, bandwidth = costs.edges.get(ends, costs.edge)
+    latency, bandwidth = costs.link(*ends)
     sent = costs.of_stage(placement, min(source, stage)).sent
     return latency + sent / bandwidth
 

@@ -39,7 +39,7 @@ def _way(placement: Placement, costs: Costs, stage: int, pipe: int, forward: boo
     work = [_on(placement, costs, one, pipe) for one in range(stage)]
     ranks = [placement.rank_of(one, pipe) for one in range(stage + 1)]
     ends = [one if forward else one[::-1] for one in pairwise(ranks) if one[0] != one[1]]
-    links = [costs.edges.get(one, costs.edge).latency for one in ends]
+    links = [costs.link(*one).latency for one in ends]
     return sum(of.forward if forward else of.input for of in work) + sum(links)
 
 

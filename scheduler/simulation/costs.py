@@ -1,9 +1,11 @@
 """What tasks and messages of a simulated job cost."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..cluster.cluster import Cluster, Link
+from ..cluster.collectives import ring as ring_on
 from ..linger import LINGER
 from ..placement import Placement
 from ..task import AnyKind
@@ -69,6 +71,8 @@ class Costs:
         node: number of consecutive ranks on a node, numbered over all replicas; 0: all.
         between_nodes: link from each rank to all ranks of other nodes together: its messages to
             them take turns.
+        edge_shared, between_shared: whether the messages that ranks of a node send within it, or to
+            other nodes, take turns, rank by rank, as on one link of the node.
         exchange: duration of the exchange of slices at a joint, on a member's way to the others of
             its team.
         bucket: size of a bucket's gradient, and of its weights.
@@ -105,6 +109,8 @@ class Costs:
     message: float = 0.0
     node: int = 0
     between_nodes: Edge = _AT_ONCE
+    edge_shared: bool = False
+    between_shared: bool = False
     exchange: float = 0.0
     bucket: float = 0.0
     jitter: float = 0.0
@@ -125,6 +131,25 @@ class Costs:
             forward * placement.share, back * placement.share, weight * placement.share, sent
         )
 
+    def link(self, source: int, to: int) -> Edge:
+        """The link from one rank to another."""
+        if self.node and source // self.node != to // self.node:
+            return self.between_nodes
+        return self.edges.get((source, to), self.edge)
+
+    def on(self, cluster: Cluster) -> "Costs":
+        """The same with the links of a cluster; durations are then in seconds, sizes in bytes."""
+        within, across = cluster.within, cluster.across
+        return replace(
+            self,
+            edge=Edge(within.latency, within.bandwidth),
+            edges={},
+            node=cluster.devices,
+            between_nodes=Edge(across.latency, across.bandwidth),
+            edge_shared=within.shared,
+            between_shared=across.shared,
+        )
+
     def of_busiest(self, placement: Placement) -> float:
         """The duration of one microbatch on the rank with most work.
 
@@ -140,8 +165,7 @@ class Costs:
 def ring(costs: Costs, copies: int) -> float:
     """The time on the way of an all-reduce by a library, as of a ring: what the same bucket's parts
     and sums take."""
-    latency, bandwidth = costs.edge
-    return 2 * (copies - 1) * (latency + costs.bucket / copies / bandwidth)
+    return ring_on(copies, costs.bucket, Link(*costs.edge))
 
 
 def of_stage(cost: float | tuple[float, ...], placement: Placement, stage: int) -> float:

@@ -317,10 +317,11 @@ class _Simulation:
 
     def _link(self, source: int, to: int) -> tuple[tuple[int, int], Edge]:
         """The link that a message takes, and the way that it shares with others."""
-        node = self._costs.node
-        if node and source // node != to // node:
-            return (source, -1), self._costs.between_nodes
-        return (source, to), self._costs.edges.get((source, to), self._costs.edge)
+        costs = self._costs
+        node, edge = costs.node or len(self.states), costs.link(source, to)
+        if source // node != to // node:
+            return (source // node, -3) if costs.between_shared else (source, -1), edge
+        return (source // node, -4) if costs.edge_shared else (source, to), edge
 
     def _size(self, message: Message) -> float:
         if message.meaning.load is Load.SHARD:

@@ -16,6 +16,7 @@ from axrt.scheduler.policies import FIXED, NAMES
 
 from ..overrides import with_overrides
 from .checks import KEYS, check, check_picture, given, refuse, refuse_besides
+from .cluster import check_cluster, read, split
 from .measured_costs import CostsOrFile
 from .modes import show_found, show_plan, show_policies, show_run
 from .option_types import Numbers, PolicyName, StageCosts
@@ -26,7 +27,7 @@ _COSTS = (
     *("--ranks", "--microbatches", "--memory", "--json", "--csv", "--costs", "--tensor"),
     *("--joints", "--exchange"),
     *("--stage-costs", "--latency", "--replicas", "--zero", "--jitter", "--recompute", "--steps"),
-    *("--world", KEYS),
+    *("--world", "--cluster", KEYS),
 )
 
 
@@ -152,6 +153,11 @@ class _Simulate(click.Command):
     type=click.Path(path_type=Path, dir_okay=False),
     help="a file whose section [world] has keys of what is rare",
 )
+@click.option(
+    "--cluster",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="a file with the links; costs are in seconds",
+)
 @click.option("--json", "as_json", is_flag=True, help="figures as JSON")
 @click.option(
     "--csv", "as_csv", is_flag=True, help="figures as CSV, a line a schedule, or with --like a rank"
@@ -169,7 +175,7 @@ class _Simulate(click.Command):
 @click.option(
     "--write-order",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="write the order to a CSV file, for policy fixed",
+    help="write a CSV file, for policy fixed",
 )
 @with_overrides
 @click.pass_context
@@ -203,10 +209,13 @@ def simulate_command(
         refuse_besides("--like", ("--what-if", "--picture", "--json", "--csv"), context)
         show_run(like, what_if, form, options["picture"])
         return
-    options |= _world(options.pop("world"), options.pop("overrides"))
+    of_cluster, overrides = split(options.pop("overrides"))
+    options["cluster"] = read(options["cluster"], of_cluster)
+    options |= _world(options.pop("world"), overrides)
     modes = [mode for mode, on in zip(_MODES, (policy, searches, plans), strict=True) if on]
     _check_modes(modes, memory, options)
     check(options)
+    check_cluster(options, context)
     if options["stage_costs"] and "--costs" in given(context):
         refuse("--costs and --stage-costs both say what stages take; expected one of them")
     if options["also"] and not (searches or policy == "all"):

@@ -50,7 +50,7 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
                 f"{_said(name)} and --costs with a file, which says that; expected one of them"
             )
     for name in ("node", "reduce_transfer"):
-        if options[name] and table.edge.bandwidth == inf:
+        if options[name] and table.edge.bandwidth == inf and not options["cluster"]:
             raise ValueError(
                 f"world.{name} counts on the bandwidth of links, which the table does not limit; "
                 "expected one of a job of two ranks or more: mpirun -n 2 axrt profile"
@@ -65,7 +65,8 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
     known = ModelCosts(layers, table.edge, table.task_s, table.edges, table.lengths)
     world = world_of(placement, cuts, known)
     asked = {name: options[name] for name in ("jitter", "lengths") if options[name] is not None}
-    return world._replace(costs=replace(world.costs, **asked))
+    costs = replace(world.costs, **asked)
+    return world._replace(costs=costs.on(options["cluster"]) if options["cluster"] else costs)
 
 
 def _said(name: str) -> str:

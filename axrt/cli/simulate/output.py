@@ -58,15 +58,20 @@ def _taken(options: dict[str, Any]) -> str:
         work = "forward {:g}, input gradient {:g}, weight gradient {:g} of a rank".format(
             *options["costs"]
         )
+    links, unit = "--latency", "the unit of these costs"
+    if options["cluster"]:
+        links, unit = "--cluster", "s"
     return (
-        f"costs: {work}, {_on_the_way(options)} (--costs, --stage-costs, --latency)"
-        f"{_varied(options)}. Times are in the unit of these costs."
+        f"costs: {work}, {_on_the_way(options)} (--costs, --stage-costs, {links})"
+        f"{_varied(options)}. Times are in {unit}."
     )
 
 
 def _on_the_way(options: dict[str, Any]) -> str:
     """What messages take."""
     parts = [f"latency {options['latency']:g}"] if options["latency"] else []
+    if cluster := options["cluster"]:
+        parts = [f"links of {plural(cluster.nodes, 'node')} of {cluster.devices}"]
     keys = [name for name in ("transfer", "message_cost", "node") if options[name]]
     parts += [f"world.{name} {_listed(options[name])}" for name in keys]
     return ", ".join(parts) or "messages take no time"

@@ -44,18 +44,22 @@ def costs_of(job: Job, options: dict[str, Any]) -> Costs:
         of = world_on(job.placement, options["costs"], options).costs
         costs = _of_options(job, {**options, "costs": (1.0, 1.0, 1.0)}, of.edge)
         costs = replace(costs, jitter=of.jitter, lengths=of.lengths, pieces=of.pieces)
-        return replace(costs, work=of.work, edges=of.edges, task=of.task)
-    return _of_options(job, options, Edge(options["latency"], 1.0))  # sizes are durations
+        costs = replace(costs, work=of.work, edges=of.edges, task=of.task)
+    else:
+        costs = _of_options(job, options, Edge(options["latency"], 1.0))
+    return costs.on(options["cluster"]) if options["cluster"] else costs
 
 
 def _of_options(job: Job, options: dict[str, Any], edge: Edge) -> Costs:
     fetch, store = options["copy_costs"]
     ranks, factor = options["node"] or (0, 1.0)
+    # sizes are bytes on a cluster, and elsewhere what they take on an edge
+    size = 1.0 if options["cluster"] else edge.bandwidth
     bring, take = options["stash_costs"]
     return Costs(
         _work(job, options),
         reduce=options["reduce_cost"],
-        bucket=options["reduce_transfer"] * edge.bandwidth if options["reduce_transfer"] else 0.0,
+        bucket=options["reduce_transfer"] * size if options["reduce_transfer"] else 0.0,
         step=options["step_cost"],
         state=1.0,
         others={

@@ -17,7 +17,10 @@ class World(Section):
     """Costs, links, offload and what replicas share; times are in the unit of `--costs`."""
 
     transfer: float = key(
-        0.0, "what an activation or gradient takes on an edge, before the latency", least=0
+        0.0,
+        "what an activation or gradient takes on an edge, before the latency; with --cluster its "
+        "bytes",
+        least=0,
     )
     task_cost: float = key(0.0, "added to every task", least=0)
     step_cost: float = key(0.0, "of the optimizer, a bucket; with --zero that of a shard", least=0)
@@ -78,7 +81,9 @@ class World(Section):
         least=0,
     )
     reduce_cost: float = key(0.0, "of adding up gradients of replicas, a bucket", least=0)
-    reduce_transfer: float = key(0.0, "what the gradient of a bucket takes on an edge", least=0)
+    reduce_transfer: float = key(
+        0.0, "what the gradient of a bucket takes on an edge; its bytes with --cluster", least=0
+    )
     message_cost: float = key(
         0.0, "for which a rank is busy sending any message, besides its tasks", least=0
     )
