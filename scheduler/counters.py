@@ -196,6 +196,19 @@ class Counters:
                 return False
         return True
 
+    def numbers_of_a_task(
+        self, kind: AnyKind
+    ) -> tuple[tuple[Mapping[Counter, int], Counter, int], ...]:
+        """The needs of a kind that counts no microbatches, each with how many one task is for, as
+        `missing` has it. They stay as they are once all rows are there."""
+        a_step = self._per_step[kind]
+        return tuple(
+            [
+                (numbers, counter, counters._per_step[counter] // a_step)
+                for numbers, counter, counters in self.needs[kind]
+            ]
+        )
+
     def is_joined(self, kind: AnyKind) -> bool:
         """All slices of the joint before the piece at the head are here."""
         meaning, number, members = self.joints[kind]

@@ -76,6 +76,16 @@ class Scanned(NamedTuple):
     needs: tuple[Passed, ...]  # numbers that must have passed its head
 
 
+class OnceScanned(NamedTuple):
+    """What `RankState.pick` reads of a row that does not count microbatches."""
+
+    entry: Entry  # the row
+    kind: AnyKind  # kind of its tasks
+    heads: Mapping[Counter, int]  # numbers of the heads of its counters, by kind
+    # Numbers that must have passed its head, and how many of each one task is for.
+    needs: tuple[tuple[Mapping[Counter, int], Counter, int], ...]
+
+
 class Inbox(NamedTuple):
     """Where messages about microbatches come in."""
 
@@ -132,7 +142,7 @@ class Table:
         self._say_what_is_here({stage_copy.stage: stage_copy.pipe for stage_copy in stage_copies})
         self.queues = tuple(dict.fromkeys(entry.row.queue for entry in self.entries))
         self.often: dict[Queue, list[Scanned]] = {queue: [] for queue in self.queues}
-        self.once: dict[Queue, list[Entry]] = {queue: [] for queue in self.queues}
+        self.once: dict[Queue, list[OnceScanned]] = {queue: [] for queue in self.queues}
         for entry in self.entries:
             kind, queue = entry.kind, entry.row.queue
             if kind.of_a_microbatch:
@@ -142,12 +152,14 @@ class Table:
                 )
                 self.often[queue].append(scanned)
             else:
-                self.once[queue].append(entry)
+                counters = entry.counters
+                needs = counters.numbers_of_a_task(kind)
+                self.once[queue].append(OnceScanned(entry, kind, counters.count, needs))
         self.wakers = frozenset(
             need.counter
             for of in self.once.values()
-            for entry in of
-            for need in entry.row.needs
+            for row_once in of
+            for need in row_once.entry.row.needs
             if isinstance(need.counter, Meaning)
         )
         self.early = frozenset(entry.kind for entry in self.entries if entry.row.early is not never)
