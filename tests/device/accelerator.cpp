@@ -1,12 +1,16 @@
 // A device of torch's own kind whose memory is the CPU's: what torch asks of a device in C++.
 //
-// Operators are Python's (simulated.py): `alias` shows the memory of a tensor of the device as a
-// tensor of the CPU, and `adopt` shows that of a CPU tensor as one of the device. Streams and events
-// are numbers. What happens to them, and to memory, is told to Python, which keeps their clocks.
+// Operators are Python's (simulated.py), but for those that are called most and do least: views, and
+// memory that is allocated. `alias` shows the memory of a tensor of the device as a tensor of the
+// CPU, and `adopt` shows that of a CPU tensor as one of the device. Streams and events are numbers.
+// What happens to them, and to memory, is told to Python, which keeps their clocks.
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -31,7 +35,8 @@ struct Told {
   void (*waited_for_event)(int64_t event);
   void (*waited_for_stream)(int64_t stream);  // -1: for all of them
   void (*freed)(int64_t address);             // device memory, or pinned memory
-  void (*allocated)(int64_t address, int64_t stream);  // memory of a storage that had none
+  void (*allocated)(int64_t address, int64_t stream);
+  void (*filled)(int64_t address, int64_t bytes, int64_t stream);  // when it was allocated
 };
 
 Told python;
@@ -217,7 +222,52 @@ at::Tensor adopt(const at::Tensor& cpu) {
   return placed(on_device(cpu.storage()), cpu, c10::DispatchKey::PrivateUse1);
 }
 
+// torch fills what it allocates where nothing is to depend on chance.
+at::Tensor told(const at::Tensor& cpu) {
+  auto mine = adopt(cpu);
+  if (!tells || cpu.storage().nbytes() == 0) return mine;
+  auto address = number(cpu.storage().mutable_data());
+  python.allocated(address, current_stream);
+  if (at::globalContext().deterministicAlgorithms() &&
+      at::globalContext().deterministicFillUninitializedMemory())
+    python.filled(address, cpu.storage().nbytes(), current_stream);
+  return mine;
+}
+
+at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<at::Device>, std::optional<bool>,
+                 std::optional<at::MemoryFormat> format) {
+  auto options = at::TensorOptions(at::kCPU).dtype(dtype).layout(layout);
+  return told(at::empty(C10_AS_INTARRAYREF_SLOW(size), options, format));
+}
+
+at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                         std::optional<at::Device>, std::optional<bool>) {
+  auto options = at::TensorOptions(at::kCPU).dtype(dtype).layout(layout);
+  return told(at::empty_strided(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                                options));
+}
+
+at::Tensor as_strided(const at::Tensor& mine, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                      std::optional<c10::SymInt> offset) {
+  auto start = offset ? std::optional<int64_t>(offset->guard_int(__FILE__, __LINE__)) : std::nullopt;
+  return at::native::as_strided_tensorimpl(mine, C10_AS_INTARRAYREF_SLOW(size),
+                                           C10_AS_INTARRAYREF_SLOW(stride), start);
+}
+
+at::Tensor view(const at::Tensor& mine, c10::SymIntArrayRef size) {
+  return at::native::view(mine, C10_AS_INTARRAYREF_SLOW(size));
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", empty);
+  m.impl("empty_strided", empty_strided);
+  m.impl("as_strided", as_strided);
+  m.impl("view", view);
+}
 
 TORCH_LIBRARY(simulated, m) {
   m.def("alias(Tensor mine) -> Tensor", alias);

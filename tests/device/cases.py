@@ -19,7 +19,7 @@ from axrt.runtime.user_tensors import UserTensors
 from axrt.transport.local import LocalTransport, LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Leaving, Pinned, PinnedMemory
-from tests.engine.models import motley, perceptron
+from tests.engine.models import motley
 from tests.engine.reference import (
     adamw,
     configured,
@@ -32,6 +32,7 @@ from tests.engine.test_pausing import model_of as as_they_are
 from tests.engine.test_tensor import few_sentences
 from tests.engine.test_tensor import language as teams
 from tests.engine.test_vocabulary import means as of_words
+from tests.gpu.cases import perceptron
 from tests.mpi.cases import of_one_rank, parcel, receive
 from tests.queue_contract import CHECKS, Keeper
 from tests.sweeps import fewer, is_full

@@ -41,8 +41,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PROJECT = tuple(f"{_ROOT}/{folder}/" for folder in ("axrt", "scheduler", "offload", "tests"))
 # Operators that take indices from the host, as those of CUDA do.
 _INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "embedding_dense_backward")
-# Operators that only allocate, unless torch is to fill memory so that nothing depends on chance.
-_EMPTY = ("empty", "empty_strided")
 # Operators whose results have a size that the host must read.
 _HOST_READS = ("nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "repeat_interleave")
 # Where the host may wait in the loop, and why.
@@ -66,6 +64,7 @@ _HANDLES = {
     "waited_for_stream": (ctypes.c_int64,),
     "freed": (ctypes.c_int64,),
     "allocated": (ctypes.c_int64, ctypes.c_int64),
+    "filled": (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
 }
 
 
@@ -158,6 +157,7 @@ class Accelerator:
             "waited_for_stream": lambda stream: clocks.wait_for_stream(stream, _where()),
             "freed": lambda address: clocks.free(address, _where()),
             "allocated": clocks.allocate,
+            "filled": self._filled,
         }
         fields = [
             (name, ctypes.CFUNCTYPE(ctypes.c_int if name in ("passed", "idle") else None, *takes))
@@ -209,13 +209,16 @@ class Accelerator:
             self.clocks.wait_for_stream(stream, f"{of.name}, {_where()}")
         with self._own_random_numbers() if of.is_random else nullcontext():
             made = self._on_cpu(operator, args, kwargs)
-        fills = of.name not in _EMPTY or torch.are_deterministic_algorithms_enabled()
         for tensor in _tensors(made):
             if not tensor.is_cpu and not self.clocks.knows(_address(tensor)):
                 self.clocks.allocate(_address(tensor), stream)
-                if fills:
-                    self._touch(stream, tensor, True, what)
+                self._touch(stream, tensor, True, what)
         return made
+
+    def _filled(self, address: int, size: int, stream: int) -> None:
+        """torch fills memory that it has allocated on the device."""
+        self.clocks.launch(stream)
+        self.clocks.touch(stream, address, Span(0, size), True, f"empty, {_place()}")
 
     def _record(self, tensor: Tensor, stream: torch.Stream) -> None:
         if address := _address(tensor):  # a tensor without elements may have no memory

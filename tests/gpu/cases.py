@@ -33,7 +33,7 @@ from axrt.transport.payload import flatten, on, unflatten
 from axrt.transport.staging import Staging, staging_for
 from axrt.world.mpi_library import is_device_aware
 from tests.device import simulated
-from tests.engine.models import motley, small_gpt
+from tests.engine.models import Thin, motley, small_gpt
 from tests.engine.models import perceptron as perceptron_of
 from tests.engine.reference import (
     SEED,
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MICROBATCHES, STEPS = 4, fewer(3, 2)  # some policies want a multiple of the ranks
+LAYER_MB = fewer(4, 1) / 1024  # what a layer of the model has
+WIDE = fewer(96, 192)  # of a layer whose gradients, and shards of them, are more than 32 KiB
 _SIZES = {
     "case_payloads_arrive_through_pinned_memory": (2, 4),
     "case_replicas_agree": (2, 4),
@@ -115,8 +117,11 @@ def _few(ways: Sequence[T], *places: int) -> list[T]:
 
 
 def perceptron(width: int = 16) -> axrt.PipelineModule:
-    """Layers enough for four stages, and one more."""
-    return perceptron_of(layers=fewer(8, 5), width=width)
+    """Layers enough for four stages. In the default run they are of few operators, since the
+    simulated accelerator takes as long for a small one as for a large one."""
+    if is_full():
+        return perceptron_of(layers=8, width=width)
+    return perceptron_of(layers=4, width=width, block=Thin)
 
 
 def _device() -> torch.device:
@@ -301,7 +306,7 @@ def case_narrow_weights_have_the_bits_of_master_copies(comm: "MPI.Comm") -> None
 
 def case_replicas_with_narrow_weights_agree(comm: "MPI.Comm") -> None:
     # Sums of more than 32 KiB travel beside their envelopes.
-    batches = random_batches((6, 96), classes=5, microbatches=MICROBATCHES * comm.size)
+    batches = random_batches((6, WIDE), classes=5, microbatches=MICROBATCHES * comm.size)
     kinds: list[tuple[dict[str, Any], torch.dtype, Scale | None]] = [
         ({"weights": "bfloat16", "gradients": "weights"}, torch.bfloat16, None),
         ({"weights": "float16", "loss_scale": 1024.0}, torch.float16, Scale(1024.0)),
@@ -309,16 +314,18 @@ def case_replicas_with_narrow_weights_agree(comm: "MPI.Comm") -> None:
     for precision, to, scale in _few(kinds, 0):
         transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
         config = _configured(
-            parallel={"data": comm.size}, precision=precision, memory={"bucket_mb": 0.5}
+            parallel={"data": comm.size},
+            precision=precision,
+            memory={"bucket_mb": fewer(5, 1) / 10},
         )
         outcome = together(
             comm.allgather(
-                train_on_a_rank(transport, perceptron(width=96), batches, STEPS, config)
+                train_on_a_rank(transport, perceptron(width=WIDE), batches, STEPS, config)
             ),
             pipes=comm.size,
         )
         plain = train_with_masters(
-            perceptron(width=96),
+            perceptron(width=WIDE),
             batches,
             STEPS,
             to=to,
@@ -334,7 +341,7 @@ def case_offloaded_state_has_the_bits_of_state_on_the_device(comm: "MPI.Comm") -
     """Several buckets in few slots, from the host's memory and from a disk; clipping lets the slots
     wait for a norm."""
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
-    small = {"bucket_mb": 4 / 1024}
+    small = {"bucket_mb": LAYER_MB}
     folder = _folder(comm)
     with _repeatable():
         narrow = {"weights": "bfloat16", "gradients": "weights"}
@@ -382,7 +389,7 @@ def case_activations_leave_the_device_and_come_back(comm: "MPI.Comm") -> None:
 def case_steps_on_the_host_have_the_bits_of_steps_on_the_device(comm: "MPI.Comm") -> None:
     """Several buckets and few places; on a GPU the host's kernels have bits of their own."""
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
-    small = {"bucket_mb": 4 / 1024}
+    small = {"bucket_mb": LAYER_MB}
     narrow = {"weights": "bfloat16", "gradients": "weights"}
     scaled = {"weights": "float16", "loss_scale": 2.0**19}
     ways: list[tuple[dict[str, Any], float, list[str]]] = [
@@ -405,13 +412,13 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
     on from what shards have saved."""
     if comm.size == 1:
         return
-    batches = random_batches((6, 96), classes=5, microbatches=MICROBATCHES * comm.size)
+    batches = random_batches((6, WIDE), classes=5, microbatches=MICROBATCHES * comm.size)
 
     def trained(memory: dict[str, Any], load: Path | None = None, **sections: Any) -> Outcome:
         transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
         parallel = {"data": comm.size}
         config = _configured(parallel=parallel, memory={"bucket_mb": 0.1, **memory}, **sections)
-        model = perceptron(width=96)
+        model = perceptron(width=WIDE)
         with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
             mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
             if load:
@@ -529,7 +536,7 @@ def case_offloaded_state_goes_through_checkpoints(comm: "MPI.Comm") -> None:
     """A run that saves while stores are under way, and goes on without offload and with it."""
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
     precision = {"weights": "bfloat16", "gradients": "weights"}
-    small = {"bucket_mb": 4 / 1024}
+    small = {"bucket_mb": LAYER_MB}
     folder = _folder(comm)
 
     def trained(memory: dict[str, Any], steps: range, save: bool, load: bool) -> list[float]:
@@ -560,7 +567,7 @@ def case_weights_come_from_scratch_and_go(comm: "MPI.Comm") -> None:
     """Residencies of a few tasks, from the host's memory and from a disk;
     evaluations bring weights on demand."""
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
-    small = {"bucket_mb": 4 / 1024}
+    small = {"bucket_mb": LAYER_MB}
     folder = _folder(comm)
     by_stage = {"policy": "breadth-first", "chunks": max(4 // comm.size, 2)}
     narrow = {"weights": "bfloat16", "gradients": "weights"}
@@ -607,7 +614,7 @@ def case_whole_weights_of_shards_come_and_go(comm: "MPI.Comm") -> None:
         config = _configured(
             schedule=by_stage,
             parallel={"data": comm.size},
-            memory={"bucket_mb": 4 / 1024, **memory},
+            memory={"bucket_mb": LAYER_MB, **memory},
             **sections,
         )
         with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
@@ -677,7 +684,7 @@ def case_residencies_go_through_dropped_steps_and_checkpoints(comm: "MPI.Comm") 
         config = _configured(
             schedule=by_stage,
             parallel={"data": comm.size},
-            memory={"bucket_mb": 4 / 1024, **memory},
+            memory={"bucket_mb": LAYER_MB, **memory},
         )
         losses = []
         with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
