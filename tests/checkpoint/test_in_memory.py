@@ -32,7 +32,7 @@ from ..engine.reference import (
 from ..sweeps import first, swept
 from .damage import ON_BYTES
 
-MICROBATCHES, STEPS, KEPT = 4, 6, 3
+MICROBATCHES, STEPS, KEPT = 4, 5, 2
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 HOSTS = "0,0,1,1"
 Trained = tuple[int, list[float], dict[str, Tensor]]
@@ -154,7 +154,7 @@ def test_any_one_host_may_be_lost_and_nothing_is_read_from_a_disk(
     }
     ends = places[0].with_name("quiet"), places[0].with_name("gone-on")
     quiet = run((places[0] / "no", places[1]), STEPS, data=data, end=ends[0] / "a", **sections)
-    run(places, KEPT + 2, keeps=(1, KEPT), data=data, **sections)
+    run(places, KEPT + 1, keeps=(1, KEPT), data=data, **sections)
     if lost:
         shutil.rmtree(memory_of(places) / lost)
     assert [path.name for path in places[0].iterdir()] == [NAME]
@@ -174,29 +174,29 @@ def test_any_one_host_may_be_lost_and_nothing_is_read_from_a_disk(
 
 def test_the_newest_of_disk_and_memory_is_taken(places: tuple[Path, Path]) -> None:
     run(places, 2, keeps=(2,), disk=(1,))
-    assert run(places, 4, keeps=(4,), disk=(3,))[0][0] == 2
-    assert run(places, 5, disk=(5,))[0][0] == 4
-    check_went_on(run(places, STEPS), began=5)
+    assert run(places, 3, keeps=(3,))[0][0] == 2
+    assert run(places, 4, disk=(4,))[0][0] == 3
+    check_went_on(run(places, STEPS), began=4)
 
 
 def test_where_both_copies_are_lost_the_disk_is_taken_and_a_line_says_so(
     places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run(places, 4, keeps=(4,), disk=(KEPT,))
+    run(places, 3, keeps=(3,), disk=(KEPT,))
     for host in range(2):
-        shutil.rmtree(step_of(places, host, 4) / "rank-1-of-4")
+        shutil.rmtree(step_of(places, host, 3) / "rank-1-of-4")
     check_went_on(run(places, STEPS))
     told = capfd.readouterr().err
-    assert "of step 4 both copies of rank 1 are gone or damaged" in told
+    assert "of step 3 both copies of rank 1 are gone or damaged" in told
 
 
 def test_where_all_copies_are_lost_a_line_says_so(
     places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run(places, 4, keeps=(4,), disk=(KEPT,))
+    run(places, 3, keeps=(3,), disk=(KEPT,))
     shutil.rmtree(memory_of(places))
     check_went_on(run(places, STEPS))
-    assert "all copies of step 4 are gone" in capfd.readouterr().err
+    assert "all copies of step 3 are gone" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ON_BYTES, ids=lambda damage: damage.__name__)
@@ -215,9 +215,9 @@ def test_what_is_damaged_is_not_taken(
 def test_a_damaged_checkpoint_that_is_newer_does_not_hide_what_memory_has(
     places: tuple[Path, Path],
 ) -> None:
-    run(places, 5, keeps=(4,), disk=(1, 5))
-    (places[0] / "step-5" / "optimizer-0003.safetensors").write_bytes(b"torn")
-    check_went_on(run(places, STEPS), began=4)
+    run(places, 4, keeps=(3,), disk=(1, 4))
+    (places[0] / "step-4" / "optimizer-0003.safetensors").write_bytes(b"torn")
+    check_went_on(run(places, STEPS), began=3)
 
 
 def test_a_copy_and_a_save_of_one_step_go_on_side_by_side(places: tuple[Path, Path]) -> None:
@@ -244,7 +244,7 @@ def test_a_copy_and_a_save_of_one_step_go_on_side_by_side(places: tuple[Path, Pa
 def test_whoever_reads_a_checkpoint_of_a_run_leaves_its_copies_as_they_are(
     places: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    run(places, 5, keeps=(5,), disk=(KEPT,))
+    run(places, 4, keeps=(4,), disk=(KEPT,))
 
     def reads(transport: Transport) -> None:
         with axrt.initialize(
@@ -254,7 +254,7 @@ def test_whoever_reads_a_checkpoint_of_a_run_leaves_its_copies_as_they_are(
             engine.own_checkpoints(tmp_path / "other")
 
     LocalWorld(4).run(reads)
-    check_went_on(run(places, STEPS), began=5)
+    check_went_on(run(places, STEPS), began=4)
 
 
 def test_memory_that_is_full_or_gone_costs_no_training(
@@ -294,7 +294,7 @@ def test_memory_that_is_full_or_gone_costs_no_training(
             return engine.step
 
     assert LocalWorld(4).run(gone) == [KEPT] * 4
-    assert "step 3: no copy in memory: " in capfd.readouterr().err
+    assert "step 2: no copy in memory: " in capfd.readouterr().err
 
 
 def test_a_directory_that_is_none_is_refused_at_the_start(places: tuple[Path, Path]) -> None:
@@ -318,7 +318,7 @@ def test_a_copy_that_was_cut_off_is_no_copy(places: tuple[Path, Path]) -> None:
 
 def test_a_run_that_goes_back_takes_nothing_of_what_it_has_left(places: tuple[Path, Path]) -> None:
     folder, shm = places
-    run(places, 5, keeps=(5,), disk=(KEPT,))
+    run(places, 4, keeps=(4,), disk=(KEPT,))
 
     def back(transport: Transport) -> int:
         with axrt.initialize(
@@ -357,7 +357,7 @@ def test_a_run_that_begins_with_another_ones_state_leaves_its_copies_alone(
 
 
 def test_what_another_run_has_kept_is_not_taken(places: tuple[Path, Path], tmp_path: Path) -> None:
-    run(places, 5, keeps=(5,))
+    run(places, 4, keeps=(4,))
     other = tmp_path / "other"
     assert run((other, places[1]), 2)[0][0] == 0
     other.mkdir(exist_ok=True)
@@ -490,16 +490,16 @@ def test_what_was_trained_and_is_frozen_now_comes_from_shards(places: tuple[Path
 
 def test_shards_of_another_cut_are_put_together(places: tuple[Path, Path]) -> None:
     memory = {"zero": 1}
-    run(places, 4, keeps=(4,), disk=(KEPT,), data=2, memory=memory)
+    run(places, 3, keeps=(3,), disk=(KEPT,), data=2, memory=memory)
     found = run(places, STEPS, data=2, memory={**memory, "bucket_mb": 25.0})
-    assert {one[0] for one in found} == {4}
+    assert {one[0] for one in found} == {3}
 
 
 def test_where_some_shards_are_lost_the_disk_is_taken(
     places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run(places, 4, keeps=(4,), disk=(KEPT,), data=2, memory={"zero": 1})
-    for part in memory_of(places).glob("*/*/step-00000004/rank-3-of-4-*"):
+    run(places, 3, keeps=(3,), disk=(KEPT,), data=2, memory={"zero": 1})
+    for part in memory_of(places).glob("*/*/step-00000003/rank-3-of-4-*"):
         shutil.rmtree(part)
     assert {one[0] for one in run(places, STEPS)} == {KEPT}
     assert "both copies of rank 3 are gone" in capfd.readouterr().err
@@ -511,7 +511,7 @@ def test_copies_of_another_optimizer_or_model_are_refused_and_stay(
 ) -> None:
     """Beginning anew instead would lose them, where nothing is on a disk."""
     sections: dict[str, Any] = {"data": 2 if zero else 1, "memory": {"zero": zero}}
-    run(places, 4, keeps=(4,), **sections)
+    run(places, 3, keeps=(3,), **sections)
 
     def begun(transport: Transport, model: axrt.PipelineModule, factory: Any) -> None:
         config = config_of(places[1], **sections)
@@ -526,20 +526,20 @@ def test_copies_of_another_optimizer_or_model_are_refused_and_stay(
     shorter = axrt.PipelineModule(perceptron().layers[:-1], perceptron().loss_fn)
     with pytest.raises(axrt.ConfigError, match="expected a checkpoint of the same model"):
         LocalWorld(4).run(lambda t: begun(t, shorter, adamw))
-    assert {one[0] for one in run(places, STEPS, **sections)} == {4}
+    assert {one[0] for one in run(places, STEPS, **sections)} == {3}
 
 
 def test_where_all_on_the_disk_is_damaged_memory_is_taken_though_it_is_older(
     places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run(places, 5, keeps=(4,), disk=(5,))
-    (places[0] / "step-5" / "optimizer-0003.safetensors").write_bytes(b"torn")
-    check_went_on(run(places, STEPS), began=4)
+    run(places, 4, keeps=(3,), disk=(4,))
+    (places[0] / "step-4" / "optimizer-0003.safetensors").write_bytes(b"torn")
+    check_went_on(run(places, STEPS), began=3)
     assert "damaged, and not taken: " in capfd.readouterr().err
 
 
 def test_the_directory_of_a_run_means_its_copies_too(places: tuple[Path, Path]) -> None:
-    run(places, 4, keeps=(4,))
+    run(places, 3, keeps=(3,))
     (places[0].parent / "config.toml").write_text('[checkpoint]\ndir = "checkpoints"\n')
 
     def begun(transport: Transport) -> int:
@@ -548,12 +548,12 @@ def test_the_directory_of_a_run_means_its_copies_too(places: tuple[Path, Path]) 
             engine.load_checkpoint(places[0].parent)
             return engine.step
 
-    assert LocalWorld(4).run(begun) == [4] * 4
+    assert LocalWorld(4).run(begun) == [3] * 4
 
 
 def test_shards_of_another_width_are_refused(places: tuple[Path, Path]) -> None:
     """As long as names are those of the model, sizes alone tell."""
-    run(places, 4, keeps=(4,), data=2, memory={"zero": 1})
+    run(places, 3, keeps=(3,), data=2, memory={"zero": 1})
 
     def wider(transport: Transport) -> None:
         config = config_of(places[1], 1)
