@@ -40,14 +40,6 @@ def at_a_terminal(words: list[str], stdout: IO[bytes] | None = None, columns: in
     return shown.decode()
 
 
-def test_a_training_has_one_display_that_moves_at_a_terminal() -> None:
-    shown = at_a_terminal(["train", "tiny.toml", "optimizer.clip=1.0", "run.log_every=1"])
-    assert re.search(r"\x1b\[(2K|1A)", shown), "lines are drawn over"
-    for text in ("4/4", "loss ", "lr ", "norm ", "tokens/s", "MFU ", "device "):
-        assert text in shown
-    assert not re.search(r"(?<![\d,])0 tokens/s", shown)
-
-
 def test_the_bar_of_prepare_is_at_the_terminal_where_its_output_is_a_file(tmp_path: Path) -> None:
     Path("large.txt").write_text("all work and no play\n" * 50_000)
     with Path("said").open("wb") as said:
@@ -58,13 +50,22 @@ def test_the_bar_of_prepare_is_at_the_terminal_where_its_output_is_a_file(tmp_pa
 
 
 @pytest.mark.parametrize("columns", first([60, 80, 200]))
-def test_the_display_is_as_wide_as_the_terminal(columns: int) -> None:
-    """As a terminal shows it in the end: no line is left over from an earlier state."""
+def test_a_training_has_one_display_as_wide_as_the_terminal_and_leaves_no_lock(
+    columns: int,
+) -> None:
+    """It moves while the training does. In the end, as a terminal shows it, no line is left over
+    from an earlier state."""
     asked = ["optimizer.clip=1.0", "run.log_every=1", "run.steps=30", "run.eval_every=0"]
     shown = at_a_terminal(["train", "tiny.toml", *asked], columns=columns)
+    assert re.search(r"\x1b\[(2K|1A)", shown), "lines are drawn over"
+    for text in ("30/30", "loss ", "lr ", "norm ", "tokens/s", "MFU ", "device "):
+        assert text in shown
+    assert not re.search(r"(?<![\d,])0 tokens/s", shown)
     assert screen(shown, columns).count("30/30") == 1
     assert screen(shown, columns).count("lr ") == 1
     assert not re.search(r"\d+/30 (?<!30/30 )", screen(shown, columns))
+    locks = [Path(name).read_bytes() for name in ("out/.lock", "out/checkpoints/.lock")]
+    assert locks == [b"", b""]
     watched = at_a_terminal(["watch", "out"], columns=columns)
     assert screen(watched, columns).count("30/30") == 1
 

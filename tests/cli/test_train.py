@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -507,19 +506,6 @@ def test_a_start_that_is_refused_sets_nothing_aside() -> None:
     )
     assert result.exit_code == 2, result.output
     assert sorted(Path("out/checkpoints").iterdir()) == before
-
-
-def test_a_run_that_has_ended_leaves_no_lock(in_a_directory: Path) -> None:
-    command = [sys.executable, "-m", "axrt", "train", "tiny.toml", "run.steps=2"]
-    assert (
-        subprocess.run(
-            command, cwd=in_a_directory, env=environment(), capture_output=True, check=False
-        ).returncode
-        == 0
-    )
-    assert [
-        (in_a_directory / name).read_bytes() for name in ("out/.lock", "out/checkpoints/.lock")
-    ] == [b"", b""]
 
 
 def test_a_run_that_was_complete_ends_at_once_and_says_so() -> None:
