@@ -38,7 +38,8 @@ from tests.contracts.odd import ODD
 from tests.contracts.test_contracts import Run, is_that_of_plain_torch, on_ranks
 from tests.engine.calls import KINDS, counted
 from tests.engine.matrices import batches as for_matrices
-from tests.engine.models import masked, masked_batches, motley, perceptron, small_gpt
+from tests.engine.models import masked, masked_batches, motley, small_gpt
+from tests.engine.models import perceptron as perceptron_of
 from tests.engine.reference import (
     ONE_PIPE,
     TWO_PIPES,
@@ -91,6 +92,11 @@ def names(size: int) -> list[str]:
         for name in globals()
         if name.startswith("case_") and size in _SIZES.get(name.removeprefix("case_"), (2, 3))
     ]
+
+
+def perceptron() -> axrt.PipelineModule:
+    """Layers enough for two chunks of each of two ranks, and in the full run of four."""
+    return perceptron_of(layers=fewer(8, 4))
 
 
 def parcel(number: int, payload: object = None) -> Parcel:
@@ -575,15 +581,16 @@ def case_recomputation_has_the_bits(comm: "MPI.Comm") -> None:
 
 
 def case_two_pipes_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
+    model = partial(small_gpt, fewer(6, 2))
     for policy in TWO_PIPES:
         config = configured(MICROBATCHES, schedule={"policy": policy}, optimizer={"clip": 0.5})
         alone = lambda: LocalWorld(comm.size).run(  # noqa: E731
-            lambda t: train_on_a_rank(t, small_gpt(), TOKEN_BATCHES, STEPS, config)  # noqa: B023
+            lambda t: train_on_a_rank(t, model(), TOKEN_BATCHES, STEPS, config)  # noqa: B023
         )
         here = of_one_rank(comm, alone)
         assert (
             comm.allgather(
-                train_on_a_rank(MpiTransport(comm), small_gpt(), TOKEN_BATCHES, STEPS, config)
+                train_on_a_rank(MpiTransport(comm), model(), TOKEN_BATCHES, STEPS, config)
             )
             == here
         ), policy
@@ -614,7 +621,7 @@ def case_sums_with_weights_have_the_bits(comm: "MPI.Comm") -> None:
     for weight_of in (torch.Tensor.sum, lambda w: w.sum().view(1), lambda w: float(w.sum())):
 
         def model() -> axrt.PipelineModule:
-            body = perceptron(layers=4).layers[:-1]
+            body = perceptron_of(layers=4).layers[:-1]
             return axrt.PipelineModule(
                 [*body, axrt.LayerSpec(torch.nn.Linear, 16, 1)],
                 lambda out, target: (

@@ -21,7 +21,7 @@ from .runs import alone, lines, write_files
 from .trials import Trial
 
 RANKS = 3
-STEPS = 24
+STEPS = 8
 SETTINGS = (
     *("model.layers=7", f"run.steps={STEPS}", "run.log_every=1", "run.eval_every=0"),
     *("schedule.microbatches=5", "data.held_out=0"),
