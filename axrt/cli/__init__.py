@@ -45,6 +45,7 @@ _COMMANDS = {
         "profile",
         "Measure what each layer costs, for plans and simulations.",
     ),
+    "plan": ("plan", "plan", "Choose the layout of a run on a cluster."),
     "check-policy": ("check_policy", "check_policy", "Try a policy of your own on many schedules."),
     "memory": ("memory", "memory", "Say what each rank of a run will hold, and what would help."),
     "draw": ("draw", "draw_command", "Draw the timeline of a run, or of a simulation."),

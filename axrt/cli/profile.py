@@ -128,14 +128,14 @@ def _check_like(
 
 
 def _modelled(config: "Config", asked: _Asked, cluster: Path) -> "CostTable":
-    from axrt.layouts.modelled_table import modelled_table
+    from axrt.layouts.modelled_table import ModelledTable
     from axrt.models.registry import model_of
     from axrt.planning.cluster_file import read_cluster
 
     from .sample import sample_of
 
-    of = read_cluster(cluster)
-    return modelled_table(config, model_of(config), of, asked.degrees, asked.sizes, sample_of)
+    table = ModelledTable(config, model_of(config), read_cluster(cluster), sample_of)
+    return table.written(asked.degrees, asked.sizes)
 
 
 def _measured(config: "Config", asked: _Asked, like: Path | None) -> "CostTable | None":

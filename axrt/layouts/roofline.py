@@ -5,7 +5,8 @@
 # Each operation is counted by itself, as torch runs it when nothing is compiled. It finds nothing
 # in a cache, and attention is one operation, which keeps no table of all pairs of tokens.
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch._ops import OpOverload
@@ -17,20 +18,25 @@ from axrt.scheduler.cluster.cluster import Device
 _WRITE_NOTHING = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
 
 
-class Roofline(OperationCounter):  # type: ignore[no-untyped-call]
-    """Counts what operations would take while it is entered, on tensors of whatever kind.
+class Counted(NamedTuple):
+    """One of torch's operations."""
 
-    Args:
-        device: device that they are to run on.
+    name: str  # what torch calls it
+    kind: str  # type that a product computes in, such as "bfloat16"; "" where it is none
+    operations: int  # its additions and multiplications
+    num_bytes: int  # bytes that it reads and writes
+
+
+class RooflineCounter(OperationCounter):  # type: ignore[no-untyped-call]
+    """Counts what operations do while it is entered, on tensors of whatever kind.
+
     Attributes:
-        seconds: time that they would take there, one after the other.
-        num_bytes: bytes that they read and write.
+        counted: the operations, in their order, but for those that move and compute nothing.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._device = device
-        self.seconds, self.num_bytes = 0.0, 0
+        self.counted: list[Counted] = []
 
     def note(self, func: OpOverload, args: Any, kwargs: dict[str, Any], out: Any) -> int:
         operations = super().note(func, args, kwargs, out)
@@ -38,16 +44,27 @@ class Roofline(OperationCounter):  # type: ignore[no-untyped-call]
             given = _tensors_in((args, kwargs))
             all_of_it = {id(one): one for one in (*given, *_tensors_in(out))}
             num_bytes = sum(map(_bytes_of, all_of_it.values()))
-            self.num_bytes += num_bytes
-            moved_s = num_bytes / self._device.bandwidth
-            self.seconds += max(moved_s, self._of_products(operations, given))
+            kind = _kind_of(given) if operations else ""
+            self.counted.append(Counted(str(func), kind, operations, num_bytes))
         return operations
 
-    def _of_products(self, operations: int, given: list[Tensor]) -> float:
-        if not operations:
-            return 0.0
-        kind = next(one.dtype for one in given if one.is_floating_point())
-        return operations / self._device.rate(str(kind).removeprefix("torch."))
+
+def seconds_on(device: Device, counted: Iterable[Counted]) -> float:
+    """The time that operations would take on a device, one after the other.
+
+    Raises:
+        ValueError: it is not known how many a second the device does of a type.
+    """
+    rates = {kind: device.rate(kind) for kind in {one.kind for one in counted} if kind}
+    return sum(
+        max(one.num_bytes / device.bandwidth, one.operations / rates[one.kind] if one.kind else 0.0)
+        for one in counted
+    )
+
+
+def _kind_of(given: list[Tensor]) -> str:
+    kind = next(one.dtype for one in given if one.is_floating_point())
+    return str(kind).removeprefix("torch.")
 
 
 def _moves_nothing(func: OpOverload) -> bool:

@@ -7,7 +7,7 @@ example.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,13 @@ class StashBytes(NamedTuple):
     sent: int  # activation that it sends on; 0 on the last stage
     sent_back: int  # gradient that comes back for it
     slices: int = 0  # what comes of other members at one of its joints
+
+
+class StashSource(Protocol):
+    """What knows what stages keep."""
+
+    def of_stages(self, config: Config, job: Job) -> list[StashBytes]:
+        """The sizes on each stage."""
 
 
 class Stashes:

@@ -56,8 +56,9 @@ class Occupancies:
             sizes: sizes of a microbatch on each stage.
         """
         # Where stashes leave the device, it is full in both.
-        shorter = _SHORTER * job.ranks + job.held_on_device
-        longer = _LONGER * job.ranks + 2 * job.held_on_device
+        # Some policies take multiples of the ranks alone.
+        full = ceil(job.held_on_device / job.ranks) * job.ranks
+        shorter, longer = _SHORTER * job.ranks + full, _LONGER * job.ranks + 2 * full
         if job.microbatches <= longer or isinstance(job.policy, Fixed):
             return self._simulated(job, sizes, job.microbatches)
         far = (job.microbatches - longer) / (longer - shorter)

@@ -19,7 +19,7 @@ from axrt.store.owners import Owned
 from axrt.store.probe import Probed, probed
 from axrt.world.mesh import Mesh
 
-from .activations import Stashes
+from .activations import Stashes, StashSource
 from .ledger import Entry, Ledger, Purpose, Tier, Unit
 from .occupancy import Occupancies, Occupancy
 from .offloaded import scratch_of, state_entries
@@ -34,6 +34,7 @@ class Prediction:
 
     config: Config  # settings of the run
     schedule: Schedule  # settings of its schedule, with the policy that it has
+    job: Job  # the schedule itself, for the model
     mesh: Mesh  # numbers of pipelines and replicas
     # ledger of each rank of a pipeline, by replica; where all replicas have the same, that of
     # the first. Where members of teams have different shards, that of each one after the other;
@@ -100,13 +101,20 @@ class Predictor:
     Args:
         factory: function that makes the optimizer of a bucket.
         sample: a microbatch, (inputs, targets); None: what microbatches hold is not predicted.
+        stashes: what knows what stages keep, in place of running them on the sample.
     """
 
-    def __init__(self, model: PipelineModule, factory: OptimizerFactory, sample: Any) -> None:
+    def __init__(
+        self,
+        model: PipelineModule,
+        factory: OptimizerFactory,
+        sample: Any,
+        stashes: StashSource | None = None,
+    ) -> None:
         self._model, self._factory = model, factory
-        self._sample = sample
+        self._sample, self._stashes = sample, stashes
         self._of_one = Skeletons(model.layers)
-        self._of_teams: dict[tuple[int, int], tuple[Skeletons, Stashes | None]] = {}
+        self._of_teams: dict[tuple[int, int], tuple[Skeletons, StashSource | None]] = {}
         self._occupancies = Occupancies()
         self._jobs: dict[tuple[object, ...], tuple[Schedule, Job]] = {}
         self._moments: dict[tuple[object, ...], Probed] = {}
@@ -163,6 +171,7 @@ class Predictor:
         return Prediction(
             config,
             schedule,
+            job,
             mesh,
             tuple(
                 tuple(ledger(one, rank, member) for rank in range(job.ranks) for member in members)
@@ -171,7 +180,7 @@ class Predictor:
             tuple(of.owned for of in held_by),
         )
 
-    def _of_team(self, parallel: Parallel) -> tuple[Skeletons, Stashes | None]:
+    def _of_team(self, parallel: Parallel) -> tuple[Skeletons, StashSource | None]:
         """The layers of the first member of a team, which has most, and what stages keep there."""
         size, every = key = parallel.tensor, parallel.virtual_members
         if key not in self._of_teams:
@@ -180,8 +189,8 @@ class Predictor:
             if every > 1:
                 own = self._of_one.of_team(plan, Team(0, size), virtual)
                 of_virtual = self._of_one.of_team(plan, Team(0, every))
-            stashes = None
-            if self._sample is not None:
+            stashes = self._stashes
+            if stashes is None and self._sample is not None:
                 of_team = TeamLayers(plan, Team(0, every))
                 loss_fn = self._model.loss_fn
                 stashes = Stashes(of_virtual, loss_fn, self._sample, of_team, virtual)

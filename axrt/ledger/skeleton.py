@@ -37,6 +37,7 @@ class Skeletons:
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers, self.cuts = layers, TensorCuts({}, ALONE)
         self._known: dict[tuple[object, ...], nn.Module] = {}
+        self._first: dict[tuple[object, ...], int] = {}  # layer that was built
         memo: dict[int, object] = {}
         self._given = {
             place: _copied(layer, memo)
@@ -48,14 +49,16 @@ class Skeletons:
         """The skeletons of a member's part of the layers, which has so many virtual members."""
         others = copy.copy(self)
         others.cuts, others._known = TensorCuts(plan, team, virtual), {}
+        others._first = {}
         return others
 
     def key_of(self, place: int) -> tuple[object, ...]:
         """A key that is equal for layers that are built alike."""
         layer = self.layers[place]
         if isinstance(layer, LayerSpec) and not isinstance(layer, TiedLayerSpec):
-            is_cut = self.cuts.does_cut  # by names, which begin with the place
-            return (*specification(layer), place) if is_cut else specification(layer)
+            if not self.cuts.does_cut:
+                return specification(layer)
+            return (*specification(layer), self.cuts.of(place, layer.looked_at))
         return (place,)
 
     def layer(self, place: int) -> nn.Module:
@@ -63,6 +66,9 @@ class Skeletons:
         key = self.key_of(place)
         if key not in self._known:
             self._known[key] = self._built(place)
+            self._first[key] = place
+        elif self.cuts.does_cut and self._first[key] != place:
+            self.cuts.note_alike(place, self._first[key])
         return self._known[key]
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

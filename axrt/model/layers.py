@@ -5,6 +5,7 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ class LayerSpec:
     def build(self) -> nn.Module:
         """The module, with weights that torch's generator gives now."""
         return self.typename(*self.args, **self.kwargs)
+
+    @cached_property
+    def looked_at(self) -> nn.Module:
+        """The module without memory, to be looked at and not to be changed."""
+        return without_memory(self)
 
     def __repr__(self) -> str:
         words = [repr(arg) for arg in self.args] + [
@@ -330,7 +336,7 @@ def _to_count(layer: Layer) -> Layer:
     """A module with the layer's parameters, which may have no memory; a function as it is."""
     if isinstance(layer, TiedLayerSpec) and layer.given is not None:
         return layer.given
-    return without_memory(layer) if isinstance(layer, LayerSpec) else layer
+    return layer.looked_at if isinstance(layer, LayerSpec) else layer
 
 
 def num_parameters(layer: Layer) -> int:

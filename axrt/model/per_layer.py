@@ -17,14 +17,14 @@ from axrt.transport.payload import copied, flatten, on
 from .compiler import Compiler
 from .joints import ALONE, Team
 from .layer_runs import RunSettings
-from .layers import LayerSpec, build, specification, without_memory
+from .layers import LayerSpec, build, specification
 from .module import PipelineModule
 from .precision import Types, make_narrow
 from .seeds import BorrowedGenerator
 from .stage import Stage
 from .team_layers import TeamLayers
 from .tensor_cuts import TensorCuts
-from .tensor_plan import Plan, cut_modules
+from .tensor_plan import Plan
 
 Found = TypeVar("Found")
 StageOf = Callable[[int], Stage]  # the stage of the one layer at a place, with the loss at the last
@@ -113,6 +113,5 @@ def _cut_of(plan: Plan, place: int, layer: LayerSpec, team: Team) -> tuple[objec
     """What is cut of a layer, and how a member runs it; equal for layers that are cut alike."""
     if team.size == 1 or not issubclass(layer.typename, nn.Module):
         return ()
-    named = cut_modules(plan, place, without_memory(layer))
-    cuts = [(path.partition(".")[2], way) for path, _, _, way in named]
-    return (TeamLayers(plan, team).way_of(place, layer), place > 0, *cuts)
+    way = TeamLayers(plan, team).way_of(place, layer)
+    return (way, place > 0, *TensorCuts(plan, team).of(place, layer.looked_at))

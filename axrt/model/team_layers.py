@@ -35,7 +35,7 @@ from axrt.errors import ModelError
 
 from .in_pieces import Jointed
 from .joints import ALONE, Gathered, Sum, Team, own_tokens, shape_of_tokens
-from .layers import Layer, LayerSpec, without_memory
+from .layers import Layer, LayerSpec
 from .loss import Loss
 from .pausing import JOINTS_OF_A_ROW
 from .tensor_plan import DIVIDE, LOSS, ROW, TOKEN, VOCABULARY, Plan, cut_modules
@@ -80,7 +80,7 @@ class TeamLayers:
         """
         module: object = layer
         if isinstance(layer, LayerSpec):
-            module = without_memory(layer) if self._may_cut(layer) else None
+            module = layer.looked_at if self._may_cut(layer) else None
         if isinstance(module, nn.Module) and (cuts := self._cuts(place, module)):
             if isinstance(module, Jointed):
                 return Way.PIECES
@@ -153,12 +153,12 @@ class TeamLayers:
     def _joints_of(self, place: int, layer: Layer) -> int:
         way = self.way_of(place, layer)
         if way is Way.PIECES:
-            module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
+            module = layer.looked_at if isinstance(layer, LayerSpec) else layer
             assert isinstance(module, Jointed)
             return len(module.team_pieces) - 1
         before = int(way is not Way.TOKENS and place > 0)  # the model's inputs are whole
         if way is Way.PAUSES:
-            module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
+            module = layer.looked_at if isinstance(layer, LayerSpec) else layer
             assert isinstance(module, nn.Module)
             return before + JOINTS_OF_A_ROW * len(self.cut_by_rows(place, module))
         return before + (way is Way.LOOKED_UP)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from axrt.errors import ModelError
 
 from .joints import Team
-from .tensor_plan import ROW, Plan, blocks_of, cuts_in, divided_in
+from .tensor_plan import DIVIDE, ROW, Plan, blocks_of, cuts_in, divided_in
 
 
 class Part(NamedTuple):
@@ -104,6 +104,26 @@ class TensorCuts:
     def does_cut(self) -> bool:
         """Some parameters may be shared out."""
         return self.team.size > 1 or self.virtual > 1
+
+    def of(self, place: int, layer: nn.Module) -> tuple[tuple[str, str], ...]:
+        """What is cut of a layer that is whole, by the names within it, and how: equal for layers
+        that are cut alike."""
+        prefix = str(place)
+        return tuple(
+            (path.removeprefix(prefix), way)
+            for path, module in layer.named_modules(prefix=prefix)
+            for way in (
+                *(way for _, way in cuts_in(self._plan, path)),
+                *(f"{DIVIDE} {name}" for _, name in divided_in(self._plan, path, module)),
+            )
+        )
+
+    def note_alike(self, place: int, other: int) -> None:
+        """Note that layer `place` is cut as layer `other`, which was cut before."""
+        begins, instead = f"{other}.", f"{place}."
+        for parts in (self.parts, self.virtual_parts):
+            alike = {name: part for name, part in parts.items() if name.startswith(begins)}
+            parts |= {instead + name.removeprefix(begins): of for name, of in alike.items()}
 
     def cut(self, place: int, layer: nn.Module) -> None:
         """Cut what the plan names in a layer."""

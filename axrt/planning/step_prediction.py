@@ -62,7 +62,9 @@ def predicted(
 
     given = isinstance(job.policy, Fixed)  # its order has that number of microbatches
     step_s, held = (
-        simulated(job.microbatches) if given else _at(job.microbatches, job.ranks, simulated)
+        simulated(job.microbatches)
+        if given
+        else _at(job.microbatches, job.ranks, simulated, costs.of_busiest(job.placement))
     )
     return Candidate(
         schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, held
@@ -121,13 +123,21 @@ def _is_whole(microbatches: int, ranks: int) -> bool:
     return microbatches <= _MOST_MICROBATCHES * ranks
 
 
-def _at(microbatches: int, ranks: int, simulated: Callable[[int], Simulated]) -> Simulated:
+def _at(
+    microbatches: int, ranks: int, simulated: Callable[[int], Simulated], least_s: float
+) -> Simulated:
     """The time and memory of a long step, on a straight line through two shorter ones: its middle
-    repeats itself."""
+    repeats itself.
+
+    Args:
+        least_s: seconds that one more microbatch takes at least.
+    """
     shorter, longer = 2 * ranks, _MOST_MICROBATCHES * ranks
     if _is_whole(microbatches, ranks):
         return simulated(microbatches)
     far = (microbatches - longer) / (longer - shorter)
     (step_s, held), (less_s, less) = simulated(longer), simulated(shorter)
     grown = [most + far * (most - before) for most, before in zip(held, less, strict=True)]
-    return step_s + far * (step_s - less_s), tuple(grown)
+    # The shorter of two steps may wait so much that the line would be too flat.
+    more_s = max(step_s - less_s, (longer - shorter) * least_s)
+    return step_s + far * more_s, tuple(grown)

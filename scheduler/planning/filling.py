@@ -47,6 +47,7 @@ def _some(job: Job, pieces: int) -> int:
     """
     if isinstance(job.policy, Fixed):
         return job.microbatches
-    pipes = job.placement.pipes
-    most = max(1, _LARGEST // (3 * 2 * pieces) // pipes) * pipes
+    # Some policies take multiples of the ranks alone, and each pipe as many as the other.
+    unit = job.ranks * job.placement.pipes
+    most = max(1, _LARGEST // (3 * 2 * pieces) // unit) * unit
     return min(job.microbatches, most)

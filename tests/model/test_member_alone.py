@@ -49,8 +49,10 @@ def sent_in_a_real_team(team: int) -> dict[Meaning, int]:
 
     def rank_main(transport: Transport) -> dict[Meaning, int]:
         sent, settings = Sent(), {**SETTINGS, "parallel": {"tensor": team}}
-        of = {"config": settings, "transport": transport, "observers": [sent]}
-        with axrt.initialize(model_of(CONFIG), **of) as engine:
+        engine = axrt.initialize(
+            model_of(CONFIG), config=settings, transport=transport, observers=[sent]
+        )
+        with engine:
             engine.train_batch(iter([sample_of(CONFIG)]))
         return sent.num_bytes
 

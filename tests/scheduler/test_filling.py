@@ -33,6 +33,13 @@ def test_of_a_large_step_the_first_microbatches_are_simulated() -> None:
     assert filling.fills(replace(with_joints("zb-h2"), microbatches=1600))
 
 
+@pytest.mark.parametrize("name", ["interleaved-1f1b", "interleaved-zb", "chimera"])
+def test_only_what_a_policy_takes_is_simulated(name: str) -> None:
+    """Multiples of the ranks, or of the pipes: of other numbers a step would not end."""
+    job = replace(with_joints(name), joints=dict.fromkeys(range(8), StageJoints(6, 6)))
+    assert isinstance(filling.fills(replace(job, microbatches=64)), bool)
+
+
 def test_what_has_no_joints_is_not_simulated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

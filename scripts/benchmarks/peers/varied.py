@@ -105,8 +105,7 @@ def _table(world: World, layers: int) -> CostTable:
         forward, back, weight = (
             RANK_S * world.stage(kind, place == layers - 1, 2) for kind in "FIW"
         )
-        sizes = {"sent_bytes": 0, "stash_bytes": 1000, "until_weight_bytes": 1000}
-        sizes |= {"parameters": 8, "pieces": 1}
-        of.append(LayerCosts(forward, back, weight, spread=0.0, name=Sleeper.__name__, **sizes))
+        name = Sleeper.__name__
+        of.append(LayerCosts(forward, back, weight, 0, 1000, 0.0, 1000, name, 8, pieces=1))
     edge = Edge(world.delay_s + _MESSAGE_S)
     return CostTable({1: tuple(of)}, edge, task_s=_TASK_S, lengths=world.lengths)

@@ -1,4 +1,4 @@
-"""The costs of layers on a cluster that is only described: nothing is computed, and no memory is
+"""What layers would do on a device that is only described: nothing is computed, and no memory is
 taken."""
 
 # The stage of a run computes with fake tensors, layer by layer, as the ledger has them, and a
@@ -7,8 +7,9 @@ taken."""
 # that a compiler has fused would differ.
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from axrt.config import Config
 from axrt.errors import ConfigError
@@ -27,22 +28,40 @@ from axrt.scheduler.cluster.cluster import Device
 from axrt.scheduler.simulation.cost_table import LayerCosts
 from axrt.transport.payload import flatten
 
-from .roofline import Roofline
+from .roofline import Counted, RooflineCounter, seconds_on
 
 
-def modelled(
-    model: PipelineModule, config: Config, sample: Any, device: Device, team: int = 1
-) -> list[LayerCosts]:
-    """The costs of every layer on a device.
+class LayerCounts(NamedTuple):
+    """What one microbatch does on one layer, or on a member's part of it."""
+
+    # operations of torch of a forward, an input gradient, and the weight gradients that can wait
+    forward: tuple[Counted, ...]
+    back: tuple[Counted, ...]
+    weight: tuple[Counted, ...]
+    costs: LayerCosts  # all that is no time
+
+    def on(self, device: Device) -> LayerCosts:
+        """The costs on a device.
+
+        Raises:
+            ValueError: its operations a second are not known of a type that is computed in.
+        """
+        parts = (self.forward, self.back, self.weight)
+        forward_s, input_s, weight_s = (seconds_on(device, one) for one in parts)
+        return replace(self.costs, forward_s=forward_s, input_s=input_s, weight_s=weight_s)
+
+
+def counted_layers(
+    model: PipelineModule, config: Config, sample: Any, team: int = 1
+) -> list[LayerCounts]:
+    """What a microbatch does on every layer.
 
     Args:
         config: settings, of which the types and `parallel.gather_again` count.
         sample: a microbatch, (inputs, targets), of any values.
-        device: device that the layers are to run on.
-        team: number of members that hold each layer; the costs are those of one of them.
+        team: number of members that hold each layer; the counts are those of one of them.
     Raises:
-        ConfigError: a layer cannot run without values, or the device's operations a second are not
-            known of a type that it computes in.
+        ConfigError: a layer cannot run without values.
     """
     first = Team(0, team)
     skeletons = Skeletons(model.layers)
@@ -66,7 +85,7 @@ def modelled(
                 return Sketch(layers, place, model.loss_fn if place == last else None, settings)
 
             given = tuple(map(fake, sample))
-            visit = partial(_modelled, device, team)
+            visit = partial(_counted, team)
             found = walk(model, (given[0], given[1]), generator.device, stage_of, visit, first)
     except (Exception, SystemExit) as error:  # of the user's layers, whatever it is
         said = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
@@ -74,20 +93,21 @@ def modelled(
             f"a layer cannot be modelled: {said}; expected layers that run on tensors without "
             "values; or costs that are measured, by axrt profile without --cluster"
         ) from error
-    return named(model, found)
+    costs = named(model, [one.costs for one in found])
+    return [one._replace(costs=of) for one, of in zip(found, costs, strict=True)]
 
 
-def _modelled(
-    device: Device, team: int, stage: Stage, last: bool, value: Any, target: Any
-) -> tuple[LayerCosts, Any]:
-    """The costs of the one layer of a stage, and the value that it returns."""
+def _counted(
+    team: int, stage: Stage, last: bool, value: Any, target: Any
+) -> tuple[LayerCounts, Any]:
+    """What is done on the one layer of a stage, and the value that it returns."""
     member = MemberAlone(stage, team)
     weights = [*stage.layers.parameters(), *stage.layers.buffers()]
 
-    def counted(run: Callable[[], Any]) -> tuple[Roofline, Any]:
-        with Roofline(device) as line:
+    def counted(run: Callable[[], Any]) -> tuple[RooflineCounter, Any]:
+        with RooflineCounter() as counter:
             made = run()
-        return line, made
+        return counter, made
 
     with saved_by_graphs() as saved:
         forward, out = counted(lambda: member.forward(0, value, target))
@@ -95,10 +115,8 @@ def _modelled(
         back, _ = counted(lambda: member.input_gradient(0, gradients_like(out, last)))
     waiting, pieces = stage.deferral.waiting_bytes(0), stage.deferral.pieces(0)
     weight, _ = counted(lambda: member.weight_gradient(0))
-    found = LayerCosts(
-        forward.seconds,
-        back.seconds,
-        weight.seconds,
+    costs = LayerCosts(
+        *(0.0, 0.0, 0.0),
         sent_bytes=0 if last else sum(one.nbytes for one in flatten(out)[1]),
         stash_bytes=max(stash, waiting),
         spread=0.0,
@@ -109,4 +127,5 @@ def _modelled(
         back_joints=tuple(member.back_joints),
         held_parameters=sum(one.numel() for one in stage.layers.parameters()),
     )
-    return found, out
+    parts = [tuple(one.counted) for one in (forward, back, weight)]
+    return LayerCounts(parts[0], parts[1], parts[2], costs), out

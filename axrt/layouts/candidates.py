@@ -1,0 +1,134 @@
+"""The layouts of a run that there are to choose from: how ranks are shared out, and what saves
+memory there."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from axrt.config import Config
+from axrt.errors import ConfigError
+from axrt.model.module import PipelineModule
+from axrt.scheduler.cluster.cluster import Cluster
+from axrt.scheduler.placement import Placement
+from axrt.scheduler.policies import NAMES, placement_for, policy_by_name
+
+from .modelled_table import with_degree
+
+_ALONE = "1f1b"  # on one rank all policies are the same
+# Policies that others have replaced: the same placement, no faster, and no less to hold.
+_REPLACED = ("axonn", "gpipe", "merak", "varuna")
+
+
+class Shape(NamedTuple):
+    """How ranks and the samples of a step are shared out."""
+
+    tensor: int  # members of a team
+    pipe: int  # ranks of a pipeline, each of them a team
+    data: int  # replicas
+    samples: int  # of a microbatch
+    microbatches: int  # of a step and replica
+
+
+class Saving(NamedTuple):
+    """What saves memory, and takes time."""
+
+    recompute: str
+    offload: str
+
+
+def shapes(config: Config, model: PipelineModule, cluster: Cluster) -> Iterator[Shape]:
+    """All shapes of a step with the samples that the settings say, on all devices of a cluster.
+
+    Members of a team are on one node.
+    """
+    ranks, samples = cluster.num_devices, config.global_batch
+    for tensor in _divisors(ranks):
+        if tensor > cluster.devices or not can_share_out(config, model, tensor):
+            continue
+        for pipe in _divisors(ranks // tensor):
+            data = ranks // tensor // pipe
+            if pipe > len(model.layers) or samples % data:
+                continue
+            for of_one in _divisors(samples // data):
+                yield Shape(tensor, pipe, data, of_one, samples // data // of_one)
+
+
+def can_share_out(config: Config, model: PipelineModule, tensor: int) -> bool:
+    """So many members of a team can share out the model."""
+    with suppress(ConfigError):
+        with_degree(config, model, tensor)
+        return True
+    return False
+
+
+def policies(shape: Shape) -> Iterator[tuple[str, Placement]]:
+    """The policies that fit, each with its placement. Those of two pipes hold all weights twice,
+    which is for the user to want."""
+    for name in NAMES if shape.pipe > 1 else (_ALONE,):
+        if name in _REPLACED:
+            continue
+        with suppress(ValueError):
+            policy = policy_by_name(name)
+            placement = placement_for(policy, shape.pipe, shape.microbatches)
+            if placement.pipes == 1:
+                yield name, placement
+
+
+def savings(cluster: Cluster) -> list[Saving]:
+    """What saves memory, in the order in which it is tried: a layout that fits needs no more."""
+    found = [Saving("none", "none"), Saving("full", "none")]
+    if cluster.device.expanded_memory:
+        found += [Saving("none", "stream"), Saving("full", "stream")]
+    return found
+
+
+def stages_of_zero(shape: Shape) -> tuple[int, ...]:
+    """The values of `memory.zero` that are tried."""
+    return (0, 1, 2) if shape.data > 1 else (0,)
+
+
+def rank_orders(shape: Shape, cluster: Cluster) -> tuple[str, ...]:
+    """The values of `parallel.rank_order` that make a difference."""
+    return ("pipe", "data") if cluster.nodes > 1 and min(shape.pipe, shape.data) > 1 else ("pipe",)
+
+
+def fills(config: Config, shape: Shape) -> tuple[str, ...]:
+    """The values of `schedule.fill` that make a difference."""
+    return ("always", "never") if shape.tensor > 1 else (config.schedule.fill,)
+
+
+def laid_out(config: Config, shape: Shape, cuts: Sequence[int] | str, **keys: Any) -> Config:
+    """The settings in a shape.
+
+    Args:
+        cuts: indices of the layers at which stages begin, then the number of layers; or a value of
+            `parallel.partition`.
+        keys: keys of sections with their values, as far as they are to change.
+    Raises:
+        ConfigError: they do not go together.
+    """
+    parallel = replace(
+        config.parallel,
+        tensor=shape.tensor,
+        pipe=shape.pipe,
+        data=shape.data,
+        partition=cuts if isinstance(cuts, str) else tuple(cuts),
+        **_of(("rank_order",), keys),
+    )
+    schedule = replace(
+        config.schedule,
+        microbatches=shape.microbatches,
+        microbatch_size=shape.samples,
+        **_of(("policy", "fill"), keys),
+    )
+    memory = replace(config.memory, **_of(("zero", "recompute", "offload"), keys))
+    return replace(config, parallel=parallel, schedule=schedule, memory=memory)
+
+
+def _of(names: Sequence[str], keys: dict[str, Any]) -> dict[str, Any]:
+    return {name: keys[name] for name in names if name in keys}
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]

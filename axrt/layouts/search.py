@@ -1,0 +1,265 @@
+"""The fastest layouts of a run on a cluster."""
+
+# Shapes are looked at in the order of a bound: the work of all layers, shared out evenly. A shape,
+# or a layout, whose bound is no better than the last of the best that are known is not simulated,
+# so the choice is that of simulating all. What saves memory is tried where a layout does not fit
+# without: recomputation, scratch and gradients in shards only take time.
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache, cached_property
+from itertools import product
+from math import inf
+from typing import Any, NamedTuple
+
+from axrt.config import Config
+from axrt.errors import ConfigError
+from axrt.ledger.advice import advices
+from axrt.ledger.ledger import Tier
+from axrt.ledger.prediction import Prediction, Predictor
+from axrt.model.module import PipelineModule
+from axrt.planning.default_schedule import settled
+from axrt.scheduler.cluster.cluster import Cluster
+from axrt.scheduler.placement import Placement
+from axrt.scheduler.planning.balance import balanced, evened
+from axrt.scheduler.simulation.cost_table import LayerCosts
+from axrt.scheduler.simulation.model_costs import TASK_S
+from axrt.store.presets import optimizer_factory
+from axrt.world.mesh import Mesh
+
+from .candidates import (
+    Saving,
+    Shape,
+    fills,
+    laid_out,
+    policies,
+    rank_orders,
+    savings,
+    shapes,
+    stages_of_zero,
+)
+from .step_time import LayersOf, StepTime, StepTimes
+from .table_stashes import TableStashes
+
+_NOTHING_SAVED = Saving("none", "none")._asdict()
+KEPT = 6  # layouts: the fastest, and five that come next
+
+
+class Choice(NamedTuple):
+    """A layout that fits."""
+
+    prediction: Prediction  # what its ranks hold
+    time: StepTime  # what its steps take
+
+    @property
+    def config(self) -> Config:
+        """Its settings."""
+        return self.prediction.config
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What it is, but for its policy and cuts."""
+        of, schedule, memory = self.config.parallel, self.config.schedule, self.config.memory
+        return (
+            *(of.tensor, of.pipe, of.data, of.rank_order, schedule.microbatch_size),
+            *(memory.zero, memory.recompute, memory.offload),
+        )
+
+
+class Search:
+    """Finds the fastest layouts.
+
+    Args:
+        config: settings of the run; what is searched is replaced, all else stays.
+        sample_of: function that makes a microbatch of settings, (inputs, targets).
+        layers_of: function that gives the costs of layers, of a degree and samples of a microbatch.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: PipelineModule,
+        cluster: Cluster,
+        sample_of: Callable[[Config], Any],
+        layers_of: LayersOf,
+    ) -> None:
+        self._config, self._model, self._cluster = config, model, cluster
+        self._sample_of, self._layers_of = sample_of, cache(layers_of)
+        self._factory = optimizer_factory(config.optimizer, model)
+        stashes = TableStashes(self._layers_of)
+        self._predictor = Predictor(model, self._factory, None, stashes)
+        self.times = StepTimes(cluster, self._layers_of)
+        self.tightest: Prediction | None = None  # that lacks least, of those that do not fit
+        self.simulated = 0  # number of layouts
+        self._last: Prediction | None = None
+
+    def best(self) -> list[Choice]:
+        """The fastest layouts, each with its best policy, the first of them first; none where
+        nothing fits."""
+        found: dict[tuple[object, ...], Choice] = {}
+        for shape in sorted(self.shapes, key=self._least_s):
+            if self._least_s(shape) >= _limit(found):
+                break
+            for config in self._variants(shape, lambda: _limit(found)):
+                if choice := self._tried(config):
+                    _keep(choice, found)
+        return sorted(found.values(), key=_rank)[:KEPT]
+
+    def every(self) -> Iterator[Choice]:
+        """Each layout that fits, simulated."""
+        for shape in self.shapes:
+            for config in self._variants(shape, lambda: inf):
+                if choice := self._tried(config):
+                    yield choice
+
+    def in_shape(self, shape: Shape, **keys: Any) -> Choice | None:
+        """The fastest layout of a shape with some keys as they are given; None: none fits."""
+        best: Choice | None = None
+
+        def limit() -> float:
+            return best.time.step_s if best else inf
+
+        for config in self._variants(shape, limit, **keys):
+            choice = self._tried(config)
+            if choice and (best is None or _rank(choice) < _rank(best)):
+                best = choice
+        return best
+
+    @cached_property
+    def shapes(self) -> list[Shape]:
+        """All shapes that there are to choose from."""
+        return list(shapes(self._config, self._model, self._cluster))
+
+    @property
+    def savings(self) -> list[Saving]:
+        """What may save memory."""
+        return savings(self._cluster)
+
+    def rank_orders(self, shape: Shape) -> tuple[str, ...]:
+        """The orders of ranks that make a difference."""
+        return rank_orders(shape, self._cluster)
+
+    def with_parts(self, choice: Choice) -> Choice:
+        """The same, with what is due to joints and to the ends of steps."""
+        return choice._replace(time=self.times.of(choice.prediction, with_parts=True))
+
+    def advice(self, prediction: Prediction) -> str:
+        """The key that saves most memory of a layout, with the devices that there are."""
+        size = self._cluster.num_devices
+        found = [one for one in advices(self._predictor, prediction) if one.then.size == size]
+        if not found:
+            return "No key that was tried would help: take more devices, or more memory"
+        return f"{found[0]}"
+
+    def fits(self, prediction: Prediction) -> bool:
+        """Every rank has room on its device and in scratch."""
+        device = self._cluster.device
+        of = prediction.of_rank(prediction.fullest)
+        away = max(sum(map(one.scratch.total, Tier)) for one in prediction.of_ranks)
+        return of.total() <= device.memory and away <= device.expanded_memory
+
+    def _least_s(self, shape: Shape) -> float:
+        """Seconds that a step takes at least: the work of all layers, shared out evenly."""
+        layers = self._layers_of(shape.tensor, shape.samples)
+        work = sum(layer.forward_s + layer.input_s + layer.weight_s for layer in layers)
+        return shape.microbatches * (work / shape.pipe + 2 * TASK_S)
+
+    def _variants(self, shape: Shape, limit: Callable[[], float], **keys: Any) -> Iterator[Config]:
+        """The layouts of a shape whose bound is below a limit of seconds, what saves memory behind
+        what does not.
+
+        Args:
+            keys: keys that have one value.
+        """
+        layers = self._layers_of(shape.tensor, shape.samples)
+        for name, placement in policies(shape):
+            if placement.stages > len(layers) or keys.get("policy", name) != name:
+                continue
+            cuts = _even_cuts(placement, layers)
+            orders, ways = self.rank_orders(shape), fills(self._config, shape)
+            for order, fill in product(orders, ways):
+                found = {"policy": name, "rank_order": order, "fill": fill, **keys}
+                is_asked = (found["rank_order"], found["fill"]) == (order, fill)
+                if is_asked and self._least_of(shape, cuts, found) < limit():
+                    yield from self._by_memory(shape, cuts, found)
+
+    def _least_of(self, shape: Shape, cuts: Sequence[int], keys: dict[str, Any]) -> float:
+        """Seconds that a step of some layouts takes at least; infinity: they cannot be."""
+        try:
+            config = laid_out(self._config, shape, cuts, **{**keys, "zero": 0, **_NOTHING_SAVED})
+            size = self._cluster.num_devices
+            of = config.parallel
+            mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order, of.tensor)
+            return self.times.least_s(config, settled(config, self._model, mesh)[1], mesh)
+        except ConfigError:
+            return inf
+
+    def _by_memory(
+        self, shape: Shape, cuts: Sequence[int], keys: dict[str, Any]
+    ) -> Iterator[Config]:
+        for zero in stages_of_zero(shape):
+            fitted = False
+            for saving in self.savings:
+                of = {"zero": zero, **saving._asdict(), **keys}
+                is_other = any(of[name] != value for name, value in saving._asdict().items())
+                if is_other or of["zero"] != zero or fitted:
+                    continue
+                with suppress(ConfigError):
+                    config = laid_out(self._config, shape, cuts, **of)
+                    fitted = self.fits(self.predicted(config))
+                    yield config
+            if fitted and zero:  # to let go of gradients only takes time
+                return
+
+    def predicted(self, config: Config, exactly: bool = False) -> Prediction:
+        """What the ranks of a layout hold.
+
+        Args:
+            exactly: True if its stages are run without memory; else they keep what layers keep.
+        Raises:
+            ConfigError: the layout cannot be, or what it holds is not known.
+        """
+        if not exactly and self._last and self._last.config == config:
+            return self._last  # it is asked for twice
+        predictor = self._predictor
+        if exactly:
+            predictor = Predictor(self._model, self._factory, self._sample_of(config))
+        found = predictor.predict(config, self._cluster.num_devices)
+        if found.unknown:
+            raise ConfigError(f"what ranks hold is not known: {'; '.join(found.unknown)}")
+        self._last = found
+        return found
+
+    def _tried(self, config: Config) -> Choice | None:
+        """A layout, if it can be and fits."""
+        try:
+            prediction = self.predicted(config)
+        except ConfigError:
+            return None
+        if not self.fits(prediction):
+            if self.tightest is None or prediction.most < self.tightest.most:
+                self.tightest = prediction
+            return None
+        self.simulated += 1
+        return Choice(prediction, self.times.of(prediction))
+
+
+def _even_cuts(placement: Placement, layers: Sequence[LayerCosts]) -> list[int]:
+    """Where stages begin, so that ranks take equally long."""
+    seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
+    return evened(seconds, balanced(seconds, placement.stages), placement.held)
+
+
+def _limit(found: dict[tuple[object, ...], Choice]) -> float:
+    """Seconds from which on a step is none of the best."""
+    return sorted(found.values(), key=_rank)[KEPT - 1].time.step_s if len(found) >= KEPT else inf
+
+
+def _keep(choice: Choice, found: dict[tuple[object, ...], Choice]) -> None:
+    if choice.key not in found or _rank(choice) < _rank(found[choice.key]):
+        found[choice.key] = choice
+
+
+def _rank(choice: Choice) -> tuple[float, int, str]:
+    """The faster first; of equally fast ones that which holds less, then by name."""
+    return choice.time.step_s, choice.prediction.most, choice.config.schedule.policy

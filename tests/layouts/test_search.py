@@ -1,0 +1,110 @@
+"""The fastest layout is that of simulating every one, and more of anything makes none slower."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from axrt.cli.sample import sample_of
+from axrt.config import Config
+from axrt.layouts.modelled_table import ModelledTable
+from axrt.layouts.search import Choice, Search
+from axrt.layouts.steps_away import steps_away
+from axrt.layouts.told import changed_keys
+from axrt.ledger.prediction import Predictor
+from axrt.models.registry import model_of
+from axrt.scheduler.cluster.cluster import Cluster, Device, Link
+from axrt.scheduler.simulation.cost_table import LayerCosts
+from axrt.store.presets import optimizer_factory
+
+SETTINGS: dict[str, Any] = {
+    "model": {"layers": 2, "width": 32, "heads": 2, "context": 16, "vocab": 64},
+    "schedule": {"microbatches": 4, "microbatch_size": 1},
+}
+CONFIG = Config.read(SETTINGS)
+MODEL = model_of(CONFIG)
+DEVICE = Device({"float32": 1e9}, 0.5, 1e9, 1e9)
+TIGHT = 3e5  # bytes of memory that few layouts fit
+NODE, ACROSS = Link(1e-6, 1e9), Link(1e-5, 1e8, shared=True)
+
+
+def cluster(nodes: int = 1, devices: int = 2, **changes: Any) -> Cluster:
+    return Cluster(nodes, devices, replace(DEVICE, **changes), NODE, ACROSS)
+
+
+@cache
+def layers_of(degree: int, samples: int) -> tuple[LayerCosts, ...]:
+    return ModelledTable(CONFIG, MODEL, cluster(), sample_of).of(degree, samples)
+
+
+def search(of: Cluster, config: Config = CONFIG) -> Search:
+    return Search(config, MODEL, of, sample_of, layers_of)
+
+
+def known(choice: Choice) -> tuple[object, ...]:
+    return choice.key, choice.config.schedule.policy, choice.config.schedule.fill
+
+
+@pytest.mark.parametrize(
+    "of", [cluster(), cluster(2, 2), cluster(1, 4, memory=TIGHT)], ids=["2", "2x2", "tight"]
+)
+def test_it_is_that_of_simulating_every_one(of: Cluster) -> None:
+    quick, thorough = search(of), search(of)
+    best, *others = quick.best()
+    every = sorted(thorough.every(), key=lambda one: (one.time.step_s, one.prediction.most))
+    assert best.time == every[0].time
+    assert known(best) in map(known, (one for one in every if one.time == best.time))
+    keys = list(dict.fromkeys(one.key for one in every))
+    assert {one.key for one in (best, *others)} == set(keys[: 1 + len(others)])
+    assert quick.simulated < thorough.simulated or of.device.memory == TIGHT
+
+
+def test_of_a_layout_memory_is_that_of_the_ledger_but_for_what_stages_share() -> None:
+    best = search(cluster(1, 4)).best()[0]
+    exact = Predictor(MODEL, optimizer_factory(CONFIG.optimizer, MODEL), sample_of(best.config))
+    assert best.prediction.most == pytest.approx(exact.predict(best.config, 4).most, rel=0.05)
+
+
+def test_where_memory_is_short_layouts_save_it_or_nothing_fits() -> None:
+    roomy = search(cluster(1, 4)).best()[0]
+    short = search(cluster(1, 4, memory=roomy.prediction.most * 0.7)).best()
+    assert short
+    assert all(one.prediction.most <= roomy.prediction.most * 0.7 for one in short)
+    assert short[0].time.step_s > roomy.time.step_s
+    none = search(cluster(1, 4, memory=1e4))
+    assert none.best() == []
+    assert none.tightest is not None
+    assert none.tightest.most > 1e4
+
+
+MORE: dict[str, Any] = {
+    "across": lambda of: replace(of, across=replace(of.across, bandwidth=1e9)),
+    "memory": lambda of: replace(of, device=replace(of.device, memory=1e10)),
+    "node": lambda of: replace(of, within=replace(of.within, bandwidth=1e10)),
+}
+
+
+@pytest.mark.parametrize("name", list(MORE))
+def test_more_of_anything_makes_no_layout_slower(name: str) -> None:
+    of = cluster(2, 2, memory=TIGHT)
+    before, after = search(of).best()[0], search(MORE[name](of)).best()[0]
+    assert after.time.step_s <= before.time.step_s * (1 + 1e-9)
+
+
+def test_the_samples_of_a_step_stay_and_ranks_are_all_used() -> None:
+    for one in search(cluster(2, 2)).best():
+        of = one.config.parallel
+        assert (one.config.global_batch, of.pipe * of.data * of.tensor) == (4, 4)
+        again = Config.read(changed_keys(one.config))
+        assert again.as_dict() == one.config.as_dict(), "the file says all of it"
+
+
+def test_one_step_away_is_never_faster_and_says_why() -> None:
+    found = search(cluster(2, 2))
+    best = found.with_parts(found.best()[0])
+    away = list(steps_away(found, best))
+    assert {step.key.partition(" ")[0] for step in away} >= {"parallel.pipe", "parallel.tensor"}
+    for step in away:
+        assert step.slower is None or step.slower > -1e-9, step
+        assert step.why in (*best.time.parts, "")

@@ -1,0 +1,19 @@
+"""What ranks hold at one time, by simulation of steps that a policy takes."""
+
+from dataclasses import replace
+
+import pytest
+
+from axrt.ledger.activations import StashBytes
+from axrt.ledger.occupancy import Occupancies
+from axrt.scheduler.simulation.schedules import build_schedule
+
+
+@pytest.mark.parametrize("name", ["interleaved-1f1b", "interleaved-zb", "chimera"])
+def test_long_steps_are_foretold_from_such_that_a_policy_takes(name: str) -> None:
+    """Multiples of the ranks, or of the pipes, also where stashes leave the device."""
+    job = replace(build_schedule(name, 4, 64), held_on_device=5)
+    sizes = [StashBytes(8, 0, 8, 1, 1)] * job.stages
+    held = Occupancies().of_ranks(job, sizes)
+    assert 0 < max(of.stash for of in held) <= 5 * 8
+    assert max(of.scratch for of in held) > 0
