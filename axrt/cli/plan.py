@@ -85,8 +85,8 @@ def plan(
         config = Config.read(file, ours)
         of = read_cluster(cluster, [one for one in overrides if one not in ours])
         model = model_of(config)
-        source, layers_of = _costs(config, model, of, costs)
-        search = Search(config, model, of, sample_of, layers_of)
+        source, layers_of, task_s = _costs(config, model, of, costs)
+        search = Search(config, model, of, sample_of, layers_of, task_s)
         choices = _checked(search, search.best())
         if not choices:
             click.echo(f"axrt: {_nothing_fits(search, of)}", err=True)
@@ -108,23 +108,24 @@ def plan(
 
 def _costs(
     config: "Config", model: "PipelineModule", cluster: "Cluster", file: Path | None
-) -> "tuple[str, LayersOf]":
-    """Where costs come from, and a function that gives those of layers."""
+) -> "tuple[str, LayersOf, float]":
+    """Where costs come from, a function that gives those of layers, and that of a task."""
     from axrt.layouts.modelled_table import ModelledTable
     from axrt.model.costs import kinds_of
     from axrt.planning.known_costs import settings_of
     from axrt.scheduler.simulation.cost_table import CostTable
+    from axrt.scheduler.simulation.model_costs import TASK_S
 
     from .sample import sample_of
 
     if file is None:
-        return "modelled", ModelledTable(config, model, cluster, sample_of).of
+        return "modelled", ModelledTable(config, model, cluster, sample_of).of, TASK_S
     table, kinds = CostTable.read(file), kinds_of(model)
     table.check_cluster(cluster.digest)
     settings = settings_of(config)
     if text := table.differs_from(settings):
         raise ValueError(f"--costs {file}: {text}")
-    return table.source, lambda degree, samples: table.of(samples, kinds, degree)
+    return table.source, lambda degree, samples: table.of(samples, kinds, degree), table.task_s
 
 
 def _checked(search: "Search", choices: "Sequence[Choice]") -> "list[Choice]":

@@ -20,6 +20,17 @@ _ALONE = "1f1b"  # on one rank all policies are the same
 _REPLACED = ("axonn", "gpipe", "merak", "varuna")
 
 
+# Keys that the prediction knows nothing of: a plan would be for another run than the user's.
+_UNKNOWN = (
+    *("parallel.tensor_shards", "parallel.gather_again", "parallel.group"),
+    *("parallel.collectives", "parallel.activations"),
+    *("schedule.placement", "schedule.chunks", "schedule.max_held", "schedule.order"),
+    *("schedule.share", "schedule.costs", "schedule.also"),
+    *("memory.offload_activations", "memory.offload_parameters", "memory.activations_mb"),
+    *("memory.reductions", "run.compile"),
+)
+
+
 class Shape(NamedTuple):
     """How ranks and the samples of a step are shared out."""
 
@@ -37,6 +48,25 @@ class Saving(NamedTuple):
     offload: str
 
 
+def check_known(config: Config) -> None:
+    """Check that a run has no keys that predictions know nothing of.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    found, by_itself = config.as_dict(), Config().as_dict()
+    for name in _UNKNOWN:
+        section, key = name.split(".")
+        value, off = found[section][key], by_itself[section][key]
+        if value != off:
+            raise ConfigError(f"axrt plan does not take {name} = {value!r}; expected {off!r}")
+    if config.optimizer.steps_matrices:
+        raise ConfigError(
+            f"axrt plan does not take optimizer.name = {config.optimizer.name!r}, whose products "
+            "it would not count; expected adamw, adam or sgd"
+        )
+
+
 def shapes(config: Config, model: PipelineModule, cluster: Cluster) -> Iterator[Shape]:
     """All shapes of a step with the samples that the settings say, on all devices of a cluster.
 
@@ -44,7 +74,7 @@ def shapes(config: Config, model: PipelineModule, cluster: Cluster) -> Iterator[
     """
     ranks, samples = cluster.num_devices, config.global_batch
     for tensor in _divisors(ranks):
-        if tensor > cluster.devices or not can_share_out(config, model, tensor):
+        if cluster.devices % tensor or not can_share_out(config, model, tensor):
             continue
         for pipe in _divisors(ranks // tensor):
             data = ranks // tensor // pipe

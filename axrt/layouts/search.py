@@ -7,6 +7,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, cached_property
 from itertools import product
 from math import inf
@@ -15,13 +16,14 @@ from typing import Any, NamedTuple
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.ledger.advice import advices
-from axrt.ledger.ledger import Tier
+from axrt.ledger.ledger import Purpose, Tier
 from axrt.ledger.prediction import Prediction, Predictor
 from axrt.model.module import PipelineModule
 from axrt.planning.default_schedule import settled
 from axrt.scheduler.cluster.cluster import Cluster
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.planning.balance import balanced, evened
+from axrt.scheduler.planning.cuts import MemberCost, best_cuts
 from axrt.scheduler.simulation.cost_table import LayerCosts
 from axrt.scheduler.simulation.model_costs import TASK_S
 from axrt.store.presets import optimizer_factory
@@ -30,6 +32,7 @@ from axrt.world.mesh import Mesh
 from .candidates import (
     Saving,
     Shape,
+    check_known,
     fills,
     laid_out,
     policies,
@@ -42,6 +45,8 @@ from .step_time import LayersOf, StepTime, StepTimes
 from .table_stashes import TableStashes
 
 _NOTHING_SAVED = Saving("none", "none")._asdict()
+_GB = 1e9
+_MOVED = 3  # of the fastest layouts, those whose cuts are moved
 KEPT = 6  # layouts: the fastest, and five that come next
 
 
@@ -73,6 +78,9 @@ class Search:
         config: settings of the run; what is searched is replaced, all else stays.
         sample_of: function that makes a microbatch of settings, (inputs, targets).
         layers_of: function that gives the costs of layers, of a degree and samples of a microbatch.
+        task_s: seconds that the loop takes for a task.
+    Raises:
+        ConfigError: the settings have keys that predictions know nothing of.
     """
 
     def __init__(
@@ -82,20 +90,29 @@ class Search:
         cluster: Cluster,
         sample_of: Callable[[Config], Any],
         layers_of: LayersOf,
+        task_s: float = TASK_S,
     ) -> None:
+        check_known(config)
         self._config, self._model, self._cluster = config, model, cluster
         self._sample_of, self._layers_of = sample_of, cache(layers_of)
         self._factory = optimizer_factory(config.optimizer, model)
         stashes = TableStashes(self._layers_of)
         self._predictor = Predictor(model, self._factory, None, stashes)
-        self.times = StepTimes(cluster, self._layers_of)
+        self.times, self._task_s = StepTimes(cluster, self._layers_of, task_s), task_s
         self.tightest: Prediction | None = None  # that lacks least, of those that do not fit
         self.simulated = 0  # number of layouts
         self._last: Prediction | None = None
 
     def best(self) -> list[Choice]:
         """The fastest layouts, each with its best policy, the first of them first; none where
-        nothing fits."""
+        nothing fits. Cuts of the first few are moved."""
+        found = {choice.key: choice for choice in self.fastest()}
+        for choice in list(found.values())[:_MOVED]:
+            _keep(self._with_cuts_moved(choice), found)
+        return sorted(found.values(), key=_rank)
+
+    def fastest(self) -> list[Choice]:
+        """The fastest layouts among those of `every`, each with its best policy."""
         found: dict[tuple[object, ...], Choice] = {}
         for shape in sorted(self.shapes, key=self._least_s):
             if self._least_s(shape) >= _limit(found):
@@ -105,8 +122,18 @@ class Search:
                     _keep(choice, found)
         return sorted(found.values(), key=_rank)[:KEPT]
 
+    def _with_cuts_moved(self, choice: Choice) -> Choice:
+        """The same layout with cuts moved a layer at a time, as long as that helps."""
+        while True:
+            cuts = choice.prediction.job.cuts
+            others = (self._tried(_with_cuts(choice.config, of)) for of in _moved(cuts))
+            better = min(filter(None, others), key=_rank, default=choice)
+            if _rank(better) >= _rank(choice):
+                return choice
+            choice = better
+
     def every(self) -> Iterator[Choice]:
-        """Each layout that fits, simulated."""
+        """Each layout that fits, with cuts by which ranks take equally long, simulated."""
         for shape in self.shapes:
             for config in self._variants(shape, lambda: inf):
                 if choice := self._tried(config):
@@ -153,16 +180,21 @@ class Search:
 
     def fits(self, prediction: Prediction) -> bool:
         """Every rank has room on its device and in scratch."""
-        device = self._cluster.device
-        of = prediction.of_rank(prediction.fullest)
+        of = self._config.memory.scratch_gb
+        scratch = min(self._cluster.device.expanded_memory, of * _GB or inf)
         away = max(sum(map(one.scratch.total, Tier)) for one in prediction.of_ranks)
-        return of.total() <= device.memory and away <= device.expanded_memory
+        return prediction.most <= self._room and away <= scratch
+
+    @property
+    def _room(self) -> float:
+        """Bytes that a rank may have on its device."""
+        return min(self._cluster.device.memory, self._config.memory.device_gb * _GB or inf)
 
     def _least_s(self, shape: Shape) -> float:
         """Seconds that a step takes at least: the work of all layers, shared out evenly."""
         layers = self._layers_of(shape.tensor, shape.samples)
         work = sum(layer.forward_s + layer.input_s + layer.weight_s for layer in layers)
-        return shape.microbatches * (work / shape.pipe + 2 * TASK_S)
+        return shape.microbatches * (work / shape.pipe + 2 * self._task_s)
 
     def _variants(self, shape: Shape, limit: Callable[[], float], **keys: Any) -> Iterator[Config]:
         """The layouts of a shape whose bound is below a limit of seconds, what saves memory behind
@@ -206,10 +238,36 @@ class Search:
                     continue
                 with suppress(ConfigError):
                     config = laid_out(self._config, shape, cuts, **of)
-                    fitted = self.fits(self.predicted(config))
+                    found = self.predicted(config)
+                    fitted = self.fits(found)
                     yield config
+                    if not fitted and (fitting := self._cuts_that_fit(shape, found)):
+                        yield _with_cuts(config, fitting)
             if fitted and zero:  # to let go of gradients only takes time
                 return
+
+    def _cuts_that_fit(self, shape: Shape, prediction: Prediction) -> list[int]:
+        """Where stages would have to begin so that all fit, of a layout that does not; [] where
+        nothing does, or ranks have several stages."""
+        job, layers = prediction.job, self._layers_of(shape.tensor, shape.samples)
+        if job.placement.name != "linear" or job.recomputed:
+            return []
+        mesh, first, end = prediction.mesh, *job.cuts[:2]
+        of = prediction.of_rank(mesh.rank_of(0, 0))
+        messages = of.of_purpose(Purpose.MESSAGES)
+        fixed = of.total() - of.of_purpose(Purpose.STASH) - messages
+        a_parameter = fixed / max(1, sum(layer.held_parameters for layer in layers[first:end]))
+
+        def cost_of(first: int, end: int, degree: int) -> MemberCost:
+            part = layers[first:end]
+            seconds = sum(layer.forward_s + layer.input_s + layer.weight_s for layer in part)
+            held = sum(layer.held_parameters for layer in part)
+            kept = sum(layer.stash_bytes for layer in part)
+            return MemberCost(seconds, round(a_parameter * held), kept)
+
+        asked = (cost_of, len(layers), shape.pipe, [1], shape.microbatches)
+        found = best_cuts(*asked, self._room - messages, stages=shape.pipe)
+        return [*(stage.first for stage in found.stages), len(layers)] if found else []
 
     def predicted(self, config: Config, exactly: bool = False) -> Prediction:
         """What the ranks of a layout hold.
@@ -242,6 +300,18 @@ class Search:
             return None
         self.simulated += 1
         return Choice(prediction, self.times.of(prediction))
+
+
+def _moved(cuts: Sequence[int]) -> Iterator[list[int]]:
+    """Cuts of which one differs by a layer; no stage is empty."""
+    for place, way in product(range(1, len(cuts) - 1), (-1, 1)):
+        moved = [*cuts[:place], cuts[place] + way, *cuts[place + 1 :]]
+        if cuts[place - 1] < moved[place] < cuts[place + 1]:
+            yield moved
+
+
+def _with_cuts(config: Config, cuts: Sequence[int]) -> Config:
+    return replace(config, parallel=replace(config.parallel, partition=tuple(cuts)))
 
 
 def _even_cuts(placement: Placement, layers: Sequence[LayerCosts]) -> list[int]:

@@ -58,11 +58,12 @@ class StepTimes:
     """Predicts what steps take on a cluster, of layouts whose memory has been predicted.
 
     Args:
-        layers_of: function that gives the costs of layers.
+        layers_of: function that gives the costs of layers; how much they vary does not count.
+        task_s: seconds that the loop takes for a task.
     """
 
-    def __init__(self, cluster: Cluster, layers_of: LayersOf) -> None:
-        self._cluster, self._layers_of = cluster, layers_of
+    def __init__(self, cluster: Cluster, layers_of: LayersOf, task_s: float = TASK_S) -> None:
+        self._cluster, self._layers_of, self._task_s = cluster, layers_of, task_s
 
     def least_s(self, config: Config, job: Job, mesh: Mesh) -> float:
         """Seconds that a step of a schedule takes at least, whatever its end takes."""
@@ -93,8 +94,8 @@ class StepTimes:
         team = config.parallel.tensor
         layers = self._layers_of(team, config.schedule.microbatch_size)
         return ModelCosts(
-            layers,
-            task_s=TASK_S,
+            [replace(layer, spread=0.0) for layer in layers],
+            task_s=self._task_s,
             edges=dict(self._edges(job, mesh)),
             # A simulation has two members at most, and cuts what it sends by their number.
             team=min(team, 2),

@@ -85,6 +85,9 @@ def test_where_nothing_fits_the_fullest_rank_and_the_key_that_helps_are_named(fi
         (("links.nodes.latency=1",), "links.nodes"),
         (("precision.weights=bfloat16", "--brief"), "the device has no operations a second of bf"),
         (("--costs", "none.json"), "none.json: No such file"),
+        (("schedule.share=true",), "axrt plan does not take schedule.share = True; expected False"),
+        (("memory.offload_activations=4",), "axrt plan does not take memory.offload_activations"),
+        (("optimizer.name=muon",), "axrt plan does not take optimizer.name = 'muon', whose produ"),
         (("--out", "none/planned.toml"), "expected a file in a directory that is there"),
     ],
 )
