@@ -16,9 +16,7 @@ if TYPE_CHECKING:  # --help needs no torch
     from axrt.layouts.step_time import LayersOf
     from axrt.model.module import PipelineModule
     from axrt.scheduler.cluster.cluster import Cluster
-
-# Keys of a cluster begin with these, and all others are of the run.
-_OF_CLUSTERS = ("cluster.", "device.", "links.")
+    from axrt.scheduler.simulation.cost_table import CostTable
 
 
 @click.command(short_help="Choose the layout of a run on a cluster.")
@@ -73,32 +71,36 @@ def plan(
     from axrt.layouts.steps_away import steps_away
     from axrt.layouts.told import as_dict, lines_of, planned_file
     from axrt.models.registry import model_of
-    from axrt.planning.cluster_file import read_cluster
+    from axrt.planning.cluster_file import is_of_cluster, read_cluster
 
     from .refusal import errors_as_lines
     from .sample import sample_of
 
-    ours = [one for one in overrides if not one.startswith(_OF_CLUSTERS)]
+    of_cluster = [one for one in overrides if is_of_cluster(one)]
+    ours = [one for one in overrides if one not in of_cluster]
     try:
         if out.is_dir() or not out.absolute().parent.is_dir():
             raise ValueError(f"--out {out}: expected a file in a directory that is there")
         config = Config.read(file, ours)
-        of = read_cluster(cluster, [one for one in overrides if one not in ours])
+        of = read_cluster(cluster, of_cluster)
         model = model_of(config)
         source, layers_of, task_s = _costs(config, model, of, costs)
         search = Search(config, model, of, sample_of, layers_of, task_s)
-        choices = _checked(search, search.best())
+        found = search.best()
+        choices = _checked(search, found)
         if not choices:
-            click.echo(f"axrt: {_nothing_fits(search, of)}", err=True)
+            told = _only_nearly(len(found)) if found else _nothing_fits(search, of)
+            click.echo(f"axrt: {told}", err=True)
             sys.exit(1)
         choices = [search.with_parts(choices[0]), *choices[1:]]
         away = [] if brief else list(steps_away(search, choices[0]))
     except (AxrtError, ValueError) as error:
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error) if isinstance(error, AxrtError) else 2)
-    said = " ".join(["axrt plan", file, *overrides, "--cluster", str(cluster)])
+    asked = ["axrt", "plan", file, *overrides, "--cluster", str(cluster)]
+    asked += ["--costs", str(costs)] if costs else []
     with errors_as_lines():
-        write_durably(out, planned_file(choices[0].config, said).encode())
+        write_durably(out, planned_file(choices[0].config, asked, out).encode())
     if as_json:
         click.echo(json.dumps(as_dict(choices, away, source), indent=1))
         return
@@ -121,11 +123,38 @@ def _costs(
     if file is None:
         return "modelled", ModelledTable(config, model, cluster, sample_of).of, TASK_S
     table, kinds = CostTable.read(file), kinds_of(model)
-    table.check_cluster(cluster.digest)
+    table.check_cluster(cluster.device.digest)
     settings = settings_of(config)
     if text := table.differs_from(settings):
         raise ValueError(f"--costs {file}: {text}")
+    if any(one.parameters and not one.held_parameters for one in next(iter(table.layers.values()))):
+        raise ValueError(
+            f"--costs {file} is of format 2, which does not say how many parameters a member has; "
+            "expected one of format 3: measure again, with axrt profile"
+        )
+    _check_all_there(config, model, cluster, table, file)
     return table.source, lambda degree, samples: table.of(samples, kinds, degree), table.task_s
+
+
+def _check_all_there(
+    config: "Config", model: "PipelineModule", cluster: "Cluster", table: "CostTable", file: Path
+) -> None:
+    """Check that a table has every degree and size that is to be tried.
+
+    Raises:
+        ValueError: it lacks some.
+    """
+    from axrt.layouts.candidates import shapes
+
+    wanted = sorted({(of.tensor, of.samples) for of in shapes(config, model, cluster)})
+    lacking = [(t, size) for t, size in wanted if size not in table.degrees.get(t, {})]
+    if lacking:
+        degrees = ",".join(str(t) for t in dict.fromkeys(t for t, _ in wanted))
+        sizes = " ".join(f"--samples {size}" for size in sorted({size for _, size in wanted}))
+        raise ValueError(
+            f"--costs {file} has no costs of {lacking[0][1]} samples on teams of {lacking[0][0]}; "
+            f"expected those of all that are tried: axrt profile FILE --tensor {degrees} {sizes}"
+        )
 
 
 def _checked(search: "Search", choices: "Sequence[Choice]") -> "list[Choice]":
@@ -140,15 +169,24 @@ def _checked(search: "Search", choices: "Sequence[Choice]") -> "list[Choice]":
     return []
 
 
+def _only_nearly(number: int) -> str:
+    return (
+        f"the {number} fastest layouts fit by what their layers keep, and none does by the ledger, "
+        "which runs their stages; expected a little less in device.memory of the cluster, so that "
+        "others are looked at"
+    )
+
+
 def _nothing_fits(search: "Search", cluster: "Cluster") -> str:
     """The fullest rank of the layout that lacks least, and the key that would help most."""
     from axrt.ledger.ledger import Unit
 
     tightest = search.tightest
     if tightest is None:
+        why = search.refused or "no number of replicas shares out the samples of a step"
         return (
-            "no layout can be: expected a model that can be cut, and samples of a step "
-            "(schedule.global_batch) that replicas can share out"
+            f"no layout can be: {why}; samples of a step are parallel.data x "
+            "schedule.microbatches x schedule.microbatch_size of the file"
         )
     from axrt.layouts.told import name_of
 

@@ -88,6 +88,12 @@ def profile(
         config = Config.read(file, overrides)
         if config.parallel.tensor_shards:
             config.parallel.check_one_member("axrt profile")
+        if like:
+            config.parallel.check_one_member("axrt profile --like")
+        if config.parallel.gather_again:
+            raise ValueError(
+                "axrt profile does not take parallel.gather_again = True; expected False"
+            )
         asked = _Asked(
             samples or (config.schedule.microbatch_size,), degrees or (config.parallel.tensor,)
         )

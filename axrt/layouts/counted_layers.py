@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
+
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.ledger.skeleton import Skeletons
@@ -102,6 +104,8 @@ def _counted(
 ) -> tuple[LayerCounts, Any]:
     """What is done on the one layer of a stage, and the value that it returns."""
     member = MemberAlone(stage, team)
+    for _, parameter in stage.named_parameters():
+        parameter.grad = torch.zeros_like(parameter)  # as from the second microbatch on
     weights = [*stage.layers.parameters(), *stage.layers.buffers()]
 
     def counted(run: Callable[[], Any]) -> tuple[RooflineCounter, Any]:
@@ -125,7 +129,7 @@ def _counted(
         pieces=pieces,
         joints=tuple(member.joints),
         back_joints=tuple(member.back_joints),
-        held_parameters=sum(one.numel() for one in stage.layers.parameters()),
+        held_parameters=sum(one.numel() for _, one in stage.named_parameters()),
     )
     parts = [tuple(one.counted) for one in (forward, back, weight)]
     return LayerCounts(parts[0], parts[1], parts[2], costs), out

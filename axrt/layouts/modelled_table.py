@@ -72,7 +72,7 @@ class ModelledTable:
             settings=settings_of(self._config),
             teams=found,
             source=MODELLED,
-            cluster=cluster.digest,
+            cluster=cluster.device.digest,
         )
 
     def _counts(self, degree: int, samples: int) -> Counts:

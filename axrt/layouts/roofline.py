@@ -18,6 +18,9 @@ from axrt.scheduler.cluster.cluster import Device
 _WRITE_NOTHING = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
 
 
+_WRITE_ALONE = ("copy_", "fill_", "zero_")
+
+
 class Counted(NamedTuple):
     """One of torch's operations."""
 
@@ -42,11 +45,27 @@ class RooflineCounter(OperationCounter):  # type: ignore[no-untyped-call]
         operations = super().note(func, args, kwargs, out)
         if not _moves_nothing(func):
             given = _tensors_in((args, kwargs))
-            all_of_it = {id(one): one for one in (*given, *_tensors_in(out))}
-            num_bytes = sum(map(_bytes_of, all_of_it.values()))
+            moved = (*_once(_read(func, args, kwargs)), *_once(_tensors_in(out)))
+            num_bytes = sum(map(_bytes_of, moved))
             kind = _kind_of(given) if operations else ""
             self.counted.append(Counted(str(func), kind, operations, num_bytes))
         return operations
+
+
+def _read(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operation reads: all but those that it only writes."""
+    if func._opname in _WRITE_ALONE:
+        return _tensors_in(args[1:])
+    written = {
+        one.name
+        for one in func._schema.arguments
+        if one.kwarg_only and one.alias_info and one.alias_info.is_write
+    }
+    return _tensors_in((args, {name: of for name, of in kwargs.items() if name not in written}))
+
+
+def _once(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    return {id(one): one for one in tensors}.values()
 
 
 def seconds_on(device: Device, counted: Iterable[Counted]) -> float:

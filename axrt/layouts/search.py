@@ -100,8 +100,10 @@ class Search:
         self._predictor = Predictor(model, self._factory, None, stashes)
         self.times, self._task_s = StepTimes(cluster, self._layers_of, task_s), task_s
         self.tightest: Prediction | None = None  # that lacks least, of those that do not fit
+        self.refused = ""  # why the first of those that cannot be cannot
         self.simulated = 0  # number of layouts
         self._last: Prediction | None = None
+        self._prunes = True  # what only adds to what fits is left out
 
     def best(self) -> list[Choice]:
         """The fastest layouts, each with its best policy, the first of them first; none where
@@ -109,7 +111,7 @@ class Search:
         found = {choice.key: choice for choice in self.fastest()}
         for choice in list(found.values())[:_MOVED]:
             _keep(self._with_cuts_moved(choice), found)
-        return sorted(found.values(), key=_rank)
+        return sorted(found.values(), key=rank_of)
 
     def fastest(self) -> list[Choice]:
         """The fastest layouts among those of `every`, each with its best policy."""
@@ -120,20 +122,22 @@ class Search:
             for config in self._variants(shape, lambda: _limit(found)):
                 if choice := self._tried(config):
                     _keep(choice, found)
-        return sorted(found.values(), key=_rank)[:KEPT]
+        return sorted(found.values(), key=rank_of)[:KEPT]
 
     def _with_cuts_moved(self, choice: Choice) -> Choice:
         """The same layout with cuts moved a layer at a time, as long as that helps."""
         while True:
             cuts = choice.prediction.job.cuts
             others = (self._tried(_with_cuts(choice.config, of)) for of in _moved(cuts))
-            better = min(filter(None, others), key=_rank, default=choice)
-            if _rank(better) >= _rank(choice):
+            better = min(filter(None, others), key=rank_of, default=choice)
+            if rank_of(better) >= rank_of(choice):
                 return choice
             choice = better
 
     def every(self) -> Iterator[Choice]:
-        """Each layout that fits, with cuts by which ranks take equally long, simulated."""
+        """Each layout that fits, with cuts by which ranks take equally long, simulated, whatever
+        saves memory in it."""
+        self._prunes = False
         for shape in self.shapes:
             for config in self._variants(shape, lambda: inf):
                 if choice := self._tried(config):
@@ -148,7 +152,7 @@ class Search:
 
         for config in self._variants(shape, limit, **keys):
             choice = self._tried(config)
-            if choice and (best is None or _rank(choice) < _rank(best)):
+            if choice and (best is None or rank_of(choice) < rank_of(best)):
                 best = choice
         return best
 
@@ -171,12 +175,16 @@ class Search:
         return choice._replace(time=self.times.of(choice.prediction, with_parts=True))
 
     def advice(self, prediction: Prediction) -> str:
-        """The key that saves most memory of a layout, with the devices that there are."""
-        size = self._cluster.num_devices
-        found = [one for one in advices(self._predictor, prediction) if one.then.size == size]
-        if not found:
-            return "No key that was tried would help: take more devices, or more memory"
-        return f"{found[0]}"
+        """The key that would save most memory of a layout, of those that are not chosen."""
+        size, chosen = self._cluster.num_devices, ("memory.recompute", "memory.zero", "schedule")
+        for one in advices(self._predictor, prediction):
+            if one.then.size != size or one.text.startswith(chosen):
+                continue
+            if one.text != "memory.offload = 'stream'":
+                return str(one)
+            if not self._cluster.device.expanded_memory:
+                return f"With device.expanded_memory of the cluster {one}"
+        return "No key that was tried would help: take more devices, or such with more memory"
 
     def fits(self, prediction: Prediction) -> bool:
         """Every rank has room on its device and in scratch."""
@@ -223,28 +231,30 @@ class Search:
             of = config.parallel
             mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order, of.tensor)
             return self.times.least_s(config, settled(config, self._model, mesh)[1], mesh)
-        except ConfigError:
+        except ConfigError as error:
+            self.refused = self.refused or str(error)
             return inf
 
     def _by_memory(
         self, shape: Shape, cuts: Sequence[int], keys: dict[str, Any]
     ) -> Iterator[Config]:
-        for zero in stages_of_zero(shape):
-            fitted = False
-            for saving in self.savings:
-                of = {"zero": zero, **saving._asdict(), **keys}
-                is_other = any(of[name] != value for name, value in saving._asdict().items())
-                if is_other or of["zero"] != zero or fitted:
-                    continue
-                with suppress(ConfigError):
-                    config = laid_out(self._config, shape, cuts, **of)
-                    found = self.predicted(config)
-                    fitted = self.fits(found)
-                    yield config
-                    if not fitted and (fitting := self._cuts_that_fit(shape, found)):
-                        yield _with_cuts(config, fitting)
-            if fitted and zero:  # to let go of gradients only takes time
-                return
+        """What saves memory, but for that which only adds to what fits by itself."""
+        fitting: list[tuple[int, Saving]] = []
+        for zero, saving in product(stages_of_zero(shape), self.savings):
+            of = {"zero": zero, **saving._asdict(), **keys}
+            is_other = any(of[name] != value for name, value in saving._asdict().items())
+            if is_other or of["zero"] != zero:
+                continue
+            if self._prunes and any(_only_adds((zero, saving), before) for before in fitting):
+                continue
+            with suppress(ConfigError):
+                config = laid_out(self._config, shape, cuts, **of)
+                found = self.predicted(config)
+                yield config
+                if self.fits(found):
+                    fitting.append((zero, saving))
+                elif cuts_that_fit := self._cuts_that_fit(shape, found):
+                    yield _with_cuts(config, cuts_that_fit)
 
     def _cuts_that_fit(self, shape: Shape, prediction: Prediction) -> list[int]:
         """Where stages would have to begin so that all fit, of a layout that does not; [] where
@@ -302,6 +312,17 @@ class Search:
         return Choice(prediction, self.times.of(prediction))
 
 
+def _only_adds(one: tuple[int, Saving], other: tuple[int, Saving]) -> bool:
+    """What saves memory in one layout is that of another one, and more."""
+    (zero, saving), (of_zero, of_saving) = one, other
+    # From stage 1 on ZeRO shares out steps, which saves time as well.
+    is_more = zero == of_zero or zero > of_zero > 0
+    off = Saving("none", "none")
+    return is_more and all(
+        value in (now, without) for now, value, without in zip(saving, of_saving, off, strict=True)
+    )
+
+
 def _moved(cuts: Sequence[int]) -> Iterator[list[int]]:
     """Cuts of which one differs by a layer; no stage is empty."""
     for place, way in product(range(1, len(cuts) - 1), (-1, 1)):
@@ -322,14 +343,14 @@ def _even_cuts(placement: Placement, layers: Sequence[LayerCosts]) -> list[int]:
 
 def _limit(found: dict[tuple[object, ...], Choice]) -> float:
     """Seconds from which on a step is none of the best."""
-    return sorted(found.values(), key=_rank)[KEPT - 1].time.step_s if len(found) >= KEPT else inf
+    return sorted(found.values(), key=rank_of)[KEPT - 1].time.step_s if len(found) >= KEPT else inf
 
 
 def _keep(choice: Choice, found: dict[tuple[object, ...], Choice]) -> None:
-    if choice.key not in found or _rank(choice) < _rank(found[choice.key]):
+    if choice.key not in found or rank_of(choice) < rank_of(found[choice.key]):
         found[choice.key] = choice
 
 
-def _rank(choice: Choice) -> tuple[float, int, str]:
+def rank_of(choice: Choice) -> tuple[float, int, str]:
     """The faster first; of equally fast ones that which holds less, then by name."""
     return choice.time.step_s, choice.prediction.most, choice.config.schedule.policy

@@ -9,9 +9,12 @@ is exchanged."""
 # all joints of a model of many layers would take minutes to simulate.
 #
 # What is assumed: nothing varies; sums and optimizer steps of a stage follow its last backward, one
-# after the other, and the stage's rank does nothing else meanwhile; all links of a node that are
-# shared are in use at the same time; an optimizer's step takes what it moves in memory.
+# after the other, and the stage's rank does nothing else meanwhile; devices of a node that hold the
+# same stages send at the same time, on a link that they may share; all teams of a node exchange at
+# the same time; an optimizer's step takes what it moves in memory; tied weights count in each
+# layer.
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -21,10 +24,10 @@ from axrt.config import Config
 from axrt.ledger.ledger import Ledger, Purpose, Tier
 from axrt.ledger.prediction import Prediction
 from axrt.planning.step_prediction import least_step_s, predicted
-from axrt.scheduler.cluster.cluster import Cluster, Link
-from axrt.scheduler.cluster.collectives import all_reduce, reduce_scatter
+from axrt.scheduler.cluster.cluster import Cluster
+from axrt.scheduler.cluster.collectives import exchanged
 from axrt.scheduler.job import Job
-from axrt.scheduler.numbering import StageJoints
+from axrt.scheduler.numbering import NO_JOINTS, StageJoints
 from axrt.scheduler.simulation.cost_table import LayerCosts
 from axrt.scheduler.simulation.costs import Edge
 from axrt.scheduler.simulation.model_costs import TASK_S, ModelCosts
@@ -40,14 +43,13 @@ class StepTime(NamedTuple):
     step_s: float  # in all
     joints_s: float  # so much of it because members exchange slices
     ends_s: float  # so much because of sums over replicas and optimizer steps
-    busy: float  # share of it in which the busiest rank computes forwards and backwards
+    computing_s: float  # in which the busiest rank computes, layers that run again included
 
     @property
     def parts(self) -> dict[str, float]:
         """The same by what the time is due to; waiting is what is left."""
-        computing = self.busy * self.step_s
         known = {
-            "computing": computing,
+            "computing": self.computing_s,
             "joints": self.joints_s,
             "sums and optimizer steps": self.ends_s,
         }
@@ -82,24 +84,38 @@ class StepTimes:
         found = predicted(layout.schedule, job, costs)
         joints_s = ends_s = 0.0
         if with_parts and job.joints:
-            at_once = costs._replace(exchange_s=0.0)
+            at_once = costs._replace(exchange_s=())
             joints_s = found.step_s - predicted(layout.schedule, job, at_once).step_s
         if with_parts:
             endless = costs._replace(step_s=())
             ends_s = found.step_s - predicted(layout.schedule, job, endless).step_s
-        return StepTime(found.step_s, joints_s, ends_s, found.busy)
+        computing_s = self._computing_s(job, costs.layers)
+        # Without joints a policy may choose other tasks, and be slower.
+        return StepTime(found.step_s, max(0.0, joints_s), max(0.0, ends_s), computing_s)
+
+    def _computing_s(self, job: Job, layers: Sequence[LayerCosts]) -> float:
+        """Seconds of a step in which the busiest rank computes, with what the loop takes."""
+        of_ranks = [0.0] * job.ranks
+        for stage, (first, end) in enumerate(pairwise(job.cuts)):
+            part, again = layers[first:end], layers[first : first + job.recomputed.get(stage, 0)]
+            work_s = sum(layer.forward_s + layer.input_s + layer.weight_s for layer in part)
+            again_s = sum(layer.forward_s for layer in again)
+            pieces = 2 + sum(job.joints_of(stage))
+            seconds = work_s + again_s + pieces * self._task_s
+            of_ranks[job.placement.rank_of(stage)] += job.microbatches * seconds
+        return max(of_ranks)
 
     def _costs(self, config: Config, job: Job, mesh: Mesh) -> ModelCosts:
         """The costs of a schedule, without those of the end of a step."""
         team = config.parallel.tensor
         layers = self._layers_of(team, config.schedule.microbatch_size)
         return ModelCosts(
-            [replace(layer, spread=0.0) for layer in layers],
+            list(self._simulated(job, layers)),
             task_s=self._task_s,
             edges=dict(self._edges(job, mesh)),
             # A simulation has two members at most, and cuts what it sends by their number.
             team=min(team, 2),
-            exchange_s=self._exchange_s(job, mesh, layers),
+            exchange_s=tuple(self._exchange_s(job, mesh, layers)),
         )
 
     def _edges(self, job: Job, mesh: Mesh) -> Iterator[tuple[tuple[int, int], Edge]]:
@@ -108,34 +124,55 @@ class StepTimes:
         ranks, members = job.ranks, min(mesh.tensor, 2)
         for a in range(ranks):
             for b in {(a + 1) % ranks, (a - 1) % ranks} - {a}:
-                here, there = (mesh.rank_of(0, of * mesh.tensor) for of in (a, b))
-                edge = _edge(self._cluster.link(here, there), self._sharing(mesh, a))
+                edge = self._edge(mesh, a, b)
                 for member in range(members):
                     yield (a * members + member, b * members + member), edge
 
-    def _sharing(self, mesh: Mesh, a: int) -> int:
-        """Devices of a node that send from rank `a` of their pipeline at the same time: those that
-        hold the same stages."""
+    def _edge(self, mesh: Mesh, a: int, b: int) -> Edge:
+        """The link from rank `a` of a pipeline to rank `b`, of the replica whose link is slowest:
+        others wait for it at the end of a step."""
         cluster = self._cluster
-        node = cluster.node_of(mesh.rank_of(0, a * mesh.tensor))
-        same = (
-            mesh.rank_of(replica, a * mesh.tensor + member)
+        pairs = [
+            (mesh.rank_of(replica, a * mesh.tensor), mesh.rank_of(replica, b * mesh.tensor))
             for replica in range(mesh.data)
-            for member in range(mesh.tensor)
-        )
-        return sum(cluster.node_of(rank) == node for rank in same)
+        ]
+        nodes = Counter(cluster.node_of(here) for here, _ in pairs)
+        links = [
+            (cluster.link(here, there), nodes[cluster.node_of(here)] * mesh.tensor)
+            for here, there in pairs
+        ]
+        edges = [Edge(link.latency, link.of_each(sharing)) for link, sharing in links]
+        return min(edges, key=lambda edge: edge.bandwidth)
 
-    def _exchange_s(self, job: Job, mesh: Mesh, layers: Sequence[LayerCosts]) -> float:
-        """Seconds that a member's slices take to all others at a joint that is simulated."""
+    def _exchange_s(self, job: Job, mesh: Mesh, layers: Sequence[LayerCosts]) -> Iterator[float]:
+        """Seconds that a member's slices take to all others at a joint that is simulated, on each
+        stage."""
         if mesh.tensor == 1:
-            return 0.0
-        sizes = [size for layer in layers for size in (*layer.joints, *layer.back_joints)]
+            return
         members = [mesh.rank_of(0, member) for member in range(mesh.tensor)]
         link = self._cluster.link(members[0], members[-1])
         sharing = self._cluster.devices  # all teams of a node exchange at the same time
-        taken_s = sum(link.seconds(size, sharing) for size in sizes)
-        simulated = sum(sum(of) for of in _few(job).values())
-        return taken_s / simulated if simulated else 0.0
+        for stage, (first, end) in enumerate(pairwise(job.cuts)):
+            part = layers[first:end]
+            sizes = [size for layer in part for size in (*layer.joints, *layer.back_joints)]
+            taken_s = sum(link.seconds(size, sharing) for size in sizes)
+            yield taken_s / max(1, sum(_few(job).get(stage, NO_JOINTS)))
+
+    def _simulated(self, job: Job, layers: Sequence[LayerCosts]) -> Iterator[LayerCosts]:
+        """The costs of layers, which do not vary, with what the loop takes for pieces that are
+        merged."""
+        few = _few(job)
+        for stage, (first, end) in enumerate(pairwise(job.cuts)):
+            joints, left = job.joints_of(stage), few.get(stage, NO_JOINTS)
+            forward_s = self._task_s * (joints.forward - left.forward) / (end - first)
+            back_s = self._task_s * (joints.back - left.back) / (end - first)
+            for layer in layers[first:end]:
+                yield replace(
+                    layer,
+                    forward_s=layer.forward_s + forward_s,
+                    input_s=layer.input_s + back_s,
+                    spread=0.0,
+                )
 
     def _end_of_step(self, layout: Prediction, layers: Sequence[LayerCosts]) -> Iterator[float]:
         """Seconds of the end of a step on each stage."""
@@ -146,7 +183,9 @@ class StepTimes:
             held = sum(layer.held_parameters for layer in layers[first:end])
             copies = [mesh.rank_of(of, rank * mesh.tensor) for of in range(mesh.data)]
             sums_s = self._sums_s(layout, copies, held)
-            yield sums_s + self._stepped_s(layout.config, layout.of_rank(copies[0]), stages)
+            stepped = held / (mesh.data if layout.config.memory.zero else 1)
+            of_rank = layout.of_rank(copies[0])
+            yield sums_s + self._stepped_s(layout.config, of_rank, stages, stepped)
 
     def _sums_s(self, layout: Prediction, copies: Sequence[int], held: int) -> float:
         """Seconds in which replicas add a stage's gradients up, and share its weights again."""
@@ -157,22 +196,33 @@ class StepTimes:
         gradients = held * (2 if narrow and precision.gradients == "weights" else 4)
         weights = held * (2 if narrow else 4)
         beside = self._cluster.devices // max(self._cluster.by_node(copies))
-        where = (self._cluster, copies)
-        if not of.zero:
-            return all_reduce(*where, gradients, beside)
-        scattered = layout.job.reductions * reduce_scatter(*where, gradients, beside)
-        return scattered + reduce_scatter(*where, weights, beside)
+        near = layout.job.pipes_a_group
+        first, others = copies[:near], copies[::near]  # of one group, and an owner in each
 
-    def _stepped_s(self, config: Config, ledger: Ledger, stages: int) -> float:
-        """Seconds of the optimizer's step on a stage: all that it has is read, and written but for
-        gradients."""
-        device = self._cluster.device
+        def exchanged_s(size: int) -> float:
+            """Once within a group, and between those of all groups that own the same slice."""
+            within = exchanged(self._cluster, first, size, beside)
+            if len(others) == 1:
+                return within
+            return within + exchanged(self._cluster, others, size / near, beside * near)
+
+        if not of.zero:
+            return 2 * exchanged_s(gradients)
+        return layout.job.reductions * exchanged_s(gradients) + exchanged_s(weights)
+
+    def _stepped_s(self, config: Config, ledger: Ledger, stages: int, stepped: float) -> float:
+        """Seconds of the optimizer's step on a stage: gradients are read, and masters, moments and
+        weights read and written, those that are narrow only written. Offloaded state goes both
+        ways at once."""
+        device, precision = self._cluster.device, config.precision
         state = sum(
             ledger.of_purpose(purpose, tier)
             for purpose in (Purpose.MASTERS, Purpose.MOMENTS)
             for tier in Tier
         )
-        moved = 2 * state + sum(map(ledger.of_purpose, (Purpose.WEIGHTS, Purpose.GRADIENTS)))
+        narrow = precision.weights != "float32"
+        gradients = 2 if narrow and precision.gradients == "weights" else 4
+        moved = 2 * state + stages * stepped * (gradients + (2 if narrow else 8))
         away = state if config.memory.comes_to_device else 0
         return (moved / device.bandwidth + away / device.expanded_bandwidth) / stages
 
@@ -188,7 +238,3 @@ def _few(job: Job) -> dict[int, StageJoints]:
         stage: StageJoints(min(of.forward, _JOINTS), min(of.back, _JOINTS))
         for stage, of in job.joints.items()
     }
-
-
-def _edge(link: Link, sharing: int) -> Edge:
-    return Edge(link.latency, link.of_each(sharing))

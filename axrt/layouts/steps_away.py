@@ -1,12 +1,13 @@
 """What a layout would cost with one key changed, and why."""
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 from axrt.config import Config
 
 from .candidates import Shape
-from .search import Choice, Search
+from .search import Choice, Search, rank_of
 from .step_time import StepTime
 
 
@@ -32,8 +33,9 @@ def steps_away(search: Search, chosen: Choice) -> Iterator[StepAway]:
     Args:
         chosen: the layout, with what is due to joints and to ends of steps.
     """
-    for key, shape in _other_shapes(search, shape_of(chosen.config)):
-        yield _compared(key, chosen, search.in_shape(shape), search)
+    for key, shapes in _other_shapes(search, shape_of(chosen.config)):
+        choices = filter(None, map(search.in_shape, shapes))
+        yield _compared(key, chosen, min(choices, key=rank_of, default=None), search)
     now, shape = chosen.config, shape_of(chosen.config)
     for key, value in _other_keys(search, now):
         name = key.partition(".")[2]
@@ -41,30 +43,34 @@ def steps_away(search: Search, chosen: Choice) -> Iterator[StepAway]:
         yield _compared(f"{key} = {value!r}", chosen, other, search)
 
 
-def _other_shapes(search: Search, of: Shape) -> Iterator[tuple[str, Shape]]:
+def _other_shapes(search: Search, of: Shape) -> Iterator[tuple[str, list[Shape]]]:
+    """Other values of the keys that say how ranks and samples are shared out, each with the shapes
+    that have it: another number makes up for it."""
     known = set(search.shapes)
-    ranks = of.tensor * of.pipe * of.data
-    samples = of.data * of.samples * of.microbatches
-    for name, value in (
-        *(("tensor", value) for value in (of.tensor * 2, of.tensor // 2)),
-        *(("pipe", value) for value in (of.pipe * 2, of.pipe // 2)),
-        *(("samples", value) for value in (of.samples * 2, of.samples // 2)),
-    ):
-        if not value:
-            continue
-        changed = of._replace(**{name: value})
-        for key in ("data", "pipe", "tensor") if name != "samples" else ("data",):
-            others = {one: getattr(changed, one) for one in ("tensor", "pipe", "data")}
-            others.pop(key)
-            a, b = others.values()
-            if key == name or ranks % (a * b):
-                continue
-            found = changed._replace(**{key: ranks // (a * b)})
-            found = found._replace(microbatches=samples // (found.data * found.samples))
-            if found in known:
-                section = "schedule.microbatch_size" if name == "samples" else f"parallel.{name}"
+    ranks, samples = of.tensor * of.pipe * of.data, of.data * of.samples * of.microbatches
+    for name in ("tensor", "pipe", "samples"):
+        for value in (getattr(of, name) * 2, getattr(of, name) // 2):
+            found = [
+                shape
+                for shape in _made_up_for(of._replace(**{name: value}), name, ranks, samples)
+                if shape in known
+            ]
+            section = "schedule.microbatch_size" if name == "samples" else f"parallel.{name}"
+            if found:
                 yield f"{section} = {value}", found
-                break
+
+
+def _made_up_for(changed: Shape, name: str, ranks: int, samples: int) -> Iterator[Shape]:
+    """Shapes with all ranks and samples, of which one more number is another one."""
+    for other in ("data", "pipe", "tensor"):
+        rest = [getattr(changed, one) for one in ("data", "pipe", "tensor") if one != other]
+        a_group = prod(rest)
+        if other == name or not a_group or ranks % a_group:
+            continue
+        shape = changed._replace(**{other: ranks // a_group})
+        a_microbatch = shape.data * shape.samples
+        if a_microbatch and samples % a_microbatch == 0:
+            yield shape._replace(microbatches=samples // a_microbatch)
 
 
 def _other_keys(search: Search, now: Config) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,9 @@
 """A choice of layout as lines for a person, as JSON, and as a file that trains."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -96,13 +98,23 @@ def as_dict(choices: Sequence[Choice], away: Sequence[StepAway], source: str) ->
     }
 
 
-def planned_file(config: Config, command: str) -> str:
+def planned_file(config: Config, command: Sequence[str], file: Path) -> str:
     """The settings as a file that `axrt train` takes, with those keys that are not as they are by
-    themselves."""
+    themselves.
+
+    Args:
+        command: what has been asked.
+        file: where it is written.
+    """
     of = config.parallel
     ranks = of.pipe * of.data * of.tensor
-    head = f"# {command}\n#     mpirun -n {ranks} axrt train planned.toml\n\n"
+    train = ["mpirun", "-n", str(ranks), "axrt", "train", str(file)]
+    head = f"# {_in_a_line(command)}\n#     {_in_a_line(train)}\n\n"
     return head + tomli_w.dumps(changed_keys(config))
+
+
+def _in_a_line(words: Sequence[str]) -> str:
+    return shlex.join(words).replace("\n", " ").replace("\r", " ")
 
 
 def changed_keys(config: Config) -> dict[str, dict[str, Any]]:

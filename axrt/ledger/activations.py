@@ -99,10 +99,17 @@ class Stashes:
         places = range(job.cuts[stage], job.cuts[stage + 1])
         return (
             *(self._skeletons.key_of(place) for place in places),
+            *(self._way_of(place) for place in places),
             (stage == job.last_stage, job.recomputed.get(stage, 0), job.splits),
             types,
             shapes(value),
         )
+
+    def _way_of(self, place: int) -> tuple[object, ...]:
+        """How a member runs a layer, which a plan says by its place."""
+        if self._of_team.team.size == 1:
+            return ()
+        return (self._of_team.way_of(place, self._skeletons.layers[place]), place > 0)
 
     def _settings(
         self, job: Job, generator: BorrowedGenerator, types: Types, again: bool

@@ -96,7 +96,7 @@ def _measured(
         pieces=pieces,
         joints=tuple(member.joints),
         back_joints=tuple(member.back_joints),
-        held_parameters=sum(parameter.numel() for parameter in stage.layers.parameters()),
+        held_parameters=sum(one.numel() for _, one in stage.named_parameters()),
     )
     return found, out
 

@@ -58,7 +58,9 @@ def predicted(
     def simulated(microbatches: int) -> Simulated:
         line = simulate(replace(job, microbatches=microbatches), costs, steps=_STEPS)
         held = line.stash(lambda n: stages[n].kept / _MIB, lambda n: stages[n].made_again / _MIB)
-        return line.makespan / _STEPS, tuple(held)
+        # The last step ends with its optimizer steps, where they take any time.
+        end_s = max(span.end for span in line.on_device()) if costs.step_of else line.makespan
+        return end_s / _STEPS, tuple(held)
 
     given = isinstance(job.policy, Fixed)  # its order has that number of microbatches
     step_s, held = (

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 
 
@@ -61,6 +61,12 @@ class Device:
     expanded_memory: float = 0.0
     expanded_bandwidth: float = inf
 
+    @property
+    def digest(self) -> str:
+        """What tells this device from others: 12 hexadecimal digits of what costs depend on."""
+        numbers = [sorted(self.operations.items()), self.share, self.bandwidth]
+        return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:12]
+
     def rate(self, kind: str) -> float:
         """Operations a second that products of a type reach.
 
@@ -93,12 +99,6 @@ class Cluster:
     device: Device
     within: Link
     across: Link
-
-    @property
-    def digest(self) -> str:
-        """What tells this cluster from others: 12 hexadecimal digits of all its numbers."""
-        numbers = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(numbers.encode()).hexdigest()[:12]
 
     @property
     def num_devices(self) -> int:

@@ -76,6 +76,23 @@ def reduce_scatter(cluster: Cluster, ranks: Sequence[int], size: float, groups: 
     return all_reduce(cluster, ranks, size, groups) / 2
 
 
+def exchanged(cluster: Cluster, ranks: Sequence[int], size: float, groups: int = 1) -> float:
+    """Seconds in which each rank sends each other one its slice, all at the same time: a
+    reduce-scatter or an all-gather by messages, as `parallel.collectives = "parts"` has it.
+
+    A rank sends S / n to each other rank, on the node's links and on those between nodes at once.
+    Arguments and errors are those of `all_reduce`.
+    """
+    of_nodes, slice_bytes = cluster.by_node(ranks), size / len(ranks)
+    longest = 0.0
+    for here in of_nodes:
+        sharing = here * groups
+        for others, link in ((here - 1, cluster.within), (len(ranks) - here, cluster.across)):
+            if others:
+                longest = max(longest, link.seconds(others * slice_bytes, sharing))
+    return longest
+
+
 def _through_nodes(cluster: Cluster, of_nodes: Sequence[int], size: float, groups: int) -> float:
     """One ring through all ranks, node after node. It leaves each node once, so nobody else of its
     ring shares that link, and its slowest link is at work in every round."""

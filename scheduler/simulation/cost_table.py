@@ -53,7 +53,8 @@ class LayerCosts:
     # input gradient; () where there are none
     joints: tuple[int, ...] = ()
     back_joints: tuple[int, ...] = ()
-    held_parameters: int = 0  # number of elements that a member has; 0: not known
+    # number of elements that a member has of parameters that are trained; 0: none, or not known
+    held_parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class Costs:
             other nodes, take turns, rank by rank, as on one link of the node.
         exchange: duration of the exchange of slices at a joint, on a member's way to the others of
             its team.
+        exchange_of: the same at a joint of each stage, in place of `exchange`; (): all take that.
         bucket: size of a bucket's gradient, and of its weights.
         jitter: sigma of a lognormal factor on the durations of forwards, recomputations and
             backwards, whose median is 1; 0 is none.
@@ -112,6 +113,7 @@ class Costs:
     edge_shared: bool = False
     between_shared: bool = False
     exchange: float = 0.0
+    exchange_of: tuple[float, ...] = ()
     bucket: float = 0.0
     jitter: float = 0.0
     lengths: float = 0.0

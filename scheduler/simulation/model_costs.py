@@ -37,7 +37,7 @@ class ModelCosts(NamedTuple):
     edges: Mapping[tuple[int, int], Edge] = {}
     lengths: float = 0.0  # see `CostTable`
     team: int = 1  # number of members that hold each layer; the layers' costs are those of one
-    exchange_s: float = 0.0  # seconds that slices are on their way at a joint
+    exchange_s: tuple[float, ...] = ()  # seconds of slices at a joint of each stage; (): none
     # seconds of the end of a step on each stage: sums over replicas and the optimizer's step; ()
     # where they take none
     step_s: tuple[float, ...] = ()
@@ -55,7 +55,7 @@ def world_of(placement: Placement, cuts: Sequence[int], known: ModelCosts) -> Wo
     costs = Costs(
         tuple(work_of(stage, known.team) for stage in stages),
         step_of=known.step_s,
-        exchange=known.exchange_s,
+        exchange_of=known.exchange_s,
         task=known.task_s,
         edge=known.edge,
         edges=dict(known.edges),

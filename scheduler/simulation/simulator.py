@@ -303,7 +303,9 @@ class _Simulation:
         if message.meaning.load is Load.SLICE:
             # Slices of one member share its way to the others of its team.
             way, slices = (source, -2), self._job.team - 1
-            free = max(now, self._edge_free[way]) + self._costs.exchange / slices
+            of_stage = self._costs.exchange_of
+            exchange = of_stage[message.stage] if of_stage else self._costs.exchange
+            free = max(now, self._edge_free[way]) + exchange / slices
             self._edge_free[way] = free
             return free
         leaves = self._port_free[source] = max(now, self._port_free[source]) + self._costs.message

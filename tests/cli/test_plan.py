@@ -74,7 +74,9 @@ def test_where_nothing_fits_the_fullest_rank_and_the_key_that_helps_are_named(fi
     assert done.exit_code == 1
     assert "nothing fits: of all layouts, pipe" in done.output
     assert "on a device of 1.00 MB" in done.output
-    assert "memory.offload = 'stream' would save" in done.output
+    assert (
+        "With device.expanded_memory of the cluster memory.offload = 'stream' would" in done.output
+    )
     assert not Path("planned.toml").exists()
 
 
@@ -106,4 +108,5 @@ def test_costs_may_be_measured(files: Path) -> None:
     assert "s a step by measured costs" in done.output
     missing = plan("cluster.devices=1", "schedule.microbatches=4", "--costs", "costs.json")
     assert missing.exit_code == 2
-    assert "there are costs of microbatches of 1, 2 samples; expected 4" in missing.output
+    assert "costs.json has no costs of 4 samples on teams of 1; expected those of" in missing.output
+    assert "axrt profile FILE --tensor 1 --samples 1 --samples 2 --samples 4" in missing.output

@@ -84,10 +84,10 @@ def test_costs_on_a_cluster_are_modelled_and_say_of_which(costs: Path) -> None:
     assert "the table is modelled, and in modelled.json" in done.output
     table, cluster = CostTable.read(Path("modelled.json")), read_cluster(file)
     assert (table.source, sorted(table.layers)) == ("modelled", [2])
-    table.check_cluster(cluster.digest)
+    table.check_cluster(cluster.device.digest)
     assert table.edge == Edge(2e-6, 25e9), "between nodes, of which there are four"
     with pytest.raises(ValueError, match="is modelled on cluster"):
-        table.check_cluster(replace(cluster, nodes=5).digest)
+        table.check_cluster(replace(cluster.device, share=0.5).digest)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def test_it_is_that_of_simulating_every_one(of: Cluster) -> None:
     every = sorted(thorough.every(), key=lambda one: (one.time.step_s, one.prediction.most))
     assert best.time == every[0].time
     assert known(best) in map(known, (one for one in every if one.time == best.time))
-    keys = list(dict.fromkeys(one.key for one in every))
-    assert {one.key for one in (best, *others)} == set(keys[: 1 + len(others)])
-    assert quick.simulated < thorough.simulated or of.device.memory == TIGHT
+    for one in (best, *others):
+        assert one.time in [of.time for of in every if of.key == one.key]
+    assert quick.simulated < thorough.simulated
 
 
 def test_cuts_are_moved_as_long_as_that_helps() -> None:
@@ -76,7 +76,7 @@ def test_cuts_are_moved_as_long_as_that_helps() -> None:
 def test_cuts_give_way_to_memory() -> None:
     """The first of two ranks keeps two microbatches, and gives up a layer if that is too much."""
     config = Config.read({**SETTINGS, "model": {**SETTINGS["model"], "layers": 6}})
-    model, shape = model_of(config), Shape(1, 2, 1, 2, 2)
+    model, shape = model_of(config), Shape(1, 2, 1, 8, 2)
 
     def in_shape(memory: float) -> Choice:
         of = cluster(1, 2, memory=memory)

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.cluster.cluster import Cluster, Device, Link
-from axrt.scheduler.cluster.collectives import all_reduce, reduce_scatter, ring, two_tiers
+from axrt.scheduler.cluster.collectives import (
+    all_reduce,
+    exchanged,
+    reduce_scatter,
+    ring,
+    two_tiers,
+)
 
 MIB = 2**20
 WITHIN, ACROSS = Link(1e-6, 300e9), Link(2e-6, 25e9, shared=True)
@@ -108,3 +114,13 @@ def test_groups_that_add_up_side_by_side_share_the_link_of_their_node() -> None:
 def test_a_reduce_scatter_takes_half_and_one_rank_takes_nothing() -> None:
     assert reduce_scatter(CLUSTER, range(8), 1e6) == all_reduce(CLUSTER, range(8), 1e6) / 2
     assert all_reduce(CLUSTER, [3], 1e6) == 0
+
+
+def test_ranks_that_send_each_other_their_slices_share_the_link_of_their_node() -> None:
+    """Two nodes of two: each rank has a slice for its neighbour and two for the other node."""
+    node, across = Link(1e-6, 1e9), Link(1e-5, 1e8, shared=True)
+    of = Cluster(2, 2, Device({"float32": 1.0}, 1.0, 1.0, 1.0), node, across)
+    assert exchanged(of, [0, 1], 4e6) == pytest.approx(1e-6 + 2e6 / 1e9)
+    assert exchanged(of, range(4), 4e6) == pytest.approx(1e-5 + 2 * 1e6 / (1e8 / 2))
+    assert exchanged(of, [0, 2], 4e6, groups=2) == pytest.approx(1e-5 + 2e6 / (1e8 / 2))
+    assert exchanged(of, [0], 4e6) == 0

@@ -10,6 +10,7 @@ from axrt.errors import ConfigError
 from axrt.planning.cluster_file import is_of_cluster, read_cluster
 from axrt.scheduler.cluster.cluster import Cluster
 from axrt.scheduler.plural import plural
+from axrt.scheduler.simulation.cost_table import CostTable
 
 from .checks import given, refuse
 
@@ -37,6 +38,12 @@ def check_cluster(options: dict[str, Any], context: click.Context) -> None:
     cluster = options["cluster"]
     if cluster is None:
         return
+    costs = options["costs"]
+    if isinstance(costs, CostTable):
+        try:
+            costs.check_cluster(cluster.device.digest)
+        except ValueError as error:
+            refuse(f"--costs: {error}")
     said = ["--latency"] * ("--latency" in given(context))
     said += ["world.node"] * bool(options["node"])
     if said:

@@ -82,7 +82,7 @@ def cuts_on(placement: Placement, layers: Sequence[LayerCosts]) -> list[int]:
 def samples_of(table: CostTable, options: dict[str, Any]) -> int:
     """The samples of a microbatch whose costs are taken; raises `ValueError` where the table has
     none of those that are asked for."""
-    samples: int = options["samples"] or min(table.layers)
+    samples: int = options["samples"] or min(table.of_degree(1))
     if samples not in table.layers:
         sizes = ", ".join(map(str, sorted(table.layers)))
         raise ValueError(
