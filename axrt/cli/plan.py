@@ -105,6 +105,13 @@ def plan(
         click.echo(json.dumps(as_dict(choices, away, source), indent=1))
         return
     click.echo("\n".join(lines_of(choices, away, source)))
+    size = choices[0].config.schedule.microbatch_size
+    if config.run.eval_every and size != config.schedule.microbatch_size:
+        click.echo(
+            f"run.eval_microbatches = {config.run.eval_microbatches} counts microbatches, and "
+            f"these have {size} samples in place of {config.schedule.microbatch_size}: "
+            "evaluations have other samples"
+        )
     click.echo(f"the layout is in {out}")
 
 

@@ -95,7 +95,7 @@ def counted_layers(
             f"a layer cannot be modelled: {said}; expected layers that run on tensors without "
             "values; or costs that are measured, by axrt profile without --cluster"
         ) from error
-    costs = named(model, [one.costs for one in found])
+    costs = named(model, [one.costs for one in found], team)
     return [one._replace(costs=of) for one, of in zip(found, costs, strict=True)]
 
 
@@ -125,6 +125,7 @@ def _counted(
         stash_bytes=max(stash, waiting),
         spread=0.0,
         until_weight_bytes=waiting,
+        parameters=sum(one.numel() for one in stage.layers.parameters()),
         operations=forward.operations,
         pieces=pieces,
         joints=tuple(member.joints),

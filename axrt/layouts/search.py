@@ -114,8 +114,14 @@ class Search:
         return sorted(found.values(), key=rank_of)
 
     def fastest(self) -> list[Choice]:
-        """The fastest layouts among those of `every`, each with its best policy."""
+        """The fastest layouts among those of `every`, each with its best policy.
+
+        Raises:
+            ConfigError: layers can run in no shape.
+        """
         found: dict[tuple[object, ...], Choice] = {}
+        if self.shapes and min(map(self._least_s, self.shapes)) == inf:
+            raise ConfigError(self.refused)
         for shape in sorted(self.shapes, key=self._least_s):
             if self._least_s(shape) >= _limit(found):
                 break
@@ -139,13 +145,16 @@ class Search:
         saves memory in it."""
         self._prunes = False
         for shape in self.shapes:
-            for config in self._variants(shape, lambda: inf):
+            variants = self._variants(shape, lambda: inf) if self._least_s(shape) < inf else ()
+            for config in variants:
                 if choice := self._tried(config):
                     yield choice
 
     def in_shape(self, shape: Shape, **keys: Any) -> Choice | None:
         """The fastest layout of a shape with some keys as they are given; None: none fits."""
         best: Choice | None = None
+        if self._least_s(shape) == inf:
+            return None
 
         def limit() -> float:
             return best.time.step_s if best else inf
@@ -199,8 +208,13 @@ class Search:
         return min(self._cluster.device.memory, self._config.memory.device_gb * _GB or inf)
 
     def _least_s(self, shape: Shape) -> float:
-        """Seconds that a step takes at least: the work of all layers, shared out evenly."""
-        layers = self._layers_of(shape.tensor, shape.samples)
+        """Seconds that a step takes at least: the work of all layers, shared out evenly; infinity:
+        layers cannot run so."""
+        try:
+            layers = self._layers_of(shape.tensor, shape.samples)
+        except ConfigError as error:  # such as of normalisation over one sample
+            self.refused = self.refused or str(error)
+            return inf
         work = sum(layer.forward_s + layer.input_s + layer.weight_s for layer in layers)
         return shape.microbatches * (work / shape.pipe + 2 * self._task_s)
 

@@ -51,11 +51,14 @@ def measure(
     first = Team(0, team)
     built = real_layers(model, seed, generator, types, compiler, first)
     visit = partial(_measured, team)
-    return named(model, walk(model, sample, generator.device, built, visit, first))
+    return named(model, walk(model, sample, generator.device, built, visit, first), team)
 
 
-def named(model: PipelineModule, found: Sequence[LayerCosts]) -> list[LayerCosts]:
-    """The costs of layers with their names and numbers of parameters."""
+def named(model: PipelineModule, found: Sequence[LayerCosts], team: int) -> list[LayerCosts]:
+    """The costs of layers with their names, and the numbers of parameters of whole layers."""
+    if team == 1:
+        pairs = zip(found, model.layers, strict=True)
+        return [replace(one, name=name_of(layer)) for one, layer in pairs]
     kinds = zip(found, kinds_of(model), strict=True)
     return [replace(one, name=name, parameters=count) for one, (name, count) in kinds]
 
@@ -92,6 +95,7 @@ def _measured(
         stash_bytes=max(sum(stash.values()), waiting),
         spread=statistics.stdev(torch.tensor(forward).clamp(min=1e-9).log().tolist()),
         until_weight_bytes=waiting,
+        parameters=sum(one.numel() for one in stage.layers.parameters()),
         operations=operations.operations,
         pieces=pieces,
         joints=tuple(member.joints),

@@ -52,6 +52,8 @@ def test_the_file_trains_as_it_is(files: Path) -> None:
     found = tomllib.loads(Path("planned.toml").read_text())
     schedule = found["schedule"]
     assert schedule.get("microbatches", 8) * schedule.get("microbatch_size", 1) == 2
+    has_others = "evaluations have other samples" in done.output
+    assert has_others == (schedule.get("microbatch_size", 1) != 1)
     trained = CliRunner().invoke(main, ["train", "planned.toml", "run.steps=1", "run.device=cpu"])
     assert trained.exit_code == 0, trained.output
 

@@ -8,6 +8,7 @@ import pytest
 
 from axrt.cli.sample import sample_of
 from axrt.config import Config
+from axrt.errors import ConfigError
 from axrt.layouts.candidates import Shape
 from axrt.layouts.modelled_table import ModelledTable
 from axrt.layouts.search import Choice, Search
@@ -59,6 +60,24 @@ def test_it_is_that_of_simulating_every_one(of: Cluster) -> None:
     for one in (best, *others):
         assert one.time in [of.time for of in every if of.key == one.key]
     assert quick.simulated < thorough.simulated
+
+
+def test_sizes_at_which_layers_cannot_run_are_left_out() -> None:
+    """As normalisation over the samples of a microbatch cannot over one."""
+
+    def but_of_one(degree: int, samples: int) -> tuple[LayerCosts, ...]:
+        if samples == 1:
+            raise ConfigError("more than one sample")
+        return layers_of(degree, samples)
+
+    def never(degree: int, samples: int) -> tuple[LayerCosts, ...]:
+        raise ConfigError("no rate of that type")
+
+    best = Search(CONFIG, MODEL, cluster(), sample_of, but_of_one).best()
+    assert best
+    assert all(one.config.schedule.microbatch_size > 1 for one in best)
+    with pytest.raises(ConfigError, match="no rate of that type"):
+        Search(CONFIG, MODEL, cluster(), sample_of, never).best()
 
 
 def test_cuts_are_moved_as_long_as_that_helps() -> None:
