@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # --help needs no torch
     from axrt.config import Config
     from axrt.layouts.search import Choice, Search
     from axrt.layouts.step_time import LayersOf
+    from axrt.layouts.steps_away import StepAway
     from axrt.model.module import PipelineModule
     from axrt.scheduler.cluster.cluster import Cluster
     from axrt.scheduler.simulation.cost_table import CostTable
@@ -64,55 +65,83 @@ def plan(
     where nothing fits.
     """
     from axrt.checkpoint.durable import write_durably
-    from axrt.config import Config
     from axrt.errors import AxrtError
     from axrt.exit_codes import exit_code_of
-    from axrt.layouts.search import Search
-    from axrt.layouts.steps_away import steps_away
     from axrt.layouts.told import as_dict, lines_of, planned_file
-    from axrt.models.registry import model_of
-    from axrt.planning.cluster_file import is_of_cluster, read_cluster
 
     from .refusal import errors_as_lines
-    from .sample import sample_of
 
-    of_cluster = [one for one in overrides if is_of_cluster(one)]
-    ours = [one for one in overrides if one not in of_cluster]
     try:
         if out.is_dir() or not out.absolute().parent.is_dir():
             raise ValueError(f"--out {out}: expected a file in a directory that is there")
-        config = Config.read(file, ours)
-        of = read_cluster(cluster, of_cluster)
-        model = model_of(config)
-        source, layers_of, task_s = _costs(config, model, of, costs)
-        search = Search(config, model, of, sample_of, layers_of, task_s)
-        found = search.best()
-        choices = _checked(search, found)
-        if not choices:
-            told = _only_nearly(len(found)) if found else _nothing_fits(search, of)
-            click.echo(f"axrt: {told}", err=True)
-            sys.exit(1)
-        choices = [search.with_parts(choices[0]), *choices[1:]]
-        away = [] if brief else list(steps_away(search, choices[0]))
+        found = _planned(file, overrides, cluster, costs, brief)
     except (AxrtError, ValueError) as error:
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error) if isinstance(error, AxrtError) else 2)
+    if found.refused:
+        click.echo(f"axrt: {found.refused}", err=True)
+        sys.exit(1)
     asked = ["axrt", "plan", file, *overrides, "--cluster", str(cluster)]
     asked += ["--costs", str(costs)] if costs else []
     with errors_as_lines():
-        write_durably(out, planned_file(choices[0].config, asked, out).encode())
+        write_durably(out, planned_file(found.choices[0].config, asked, out).encode())
+    told = (found.choices, found.away, found.source)
     if as_json:
-        click.echo(json.dumps(as_dict(choices, away, source), indent=1))
+        click.echo(json.dumps(as_dict(*told), indent=1))
         return
-    click.echo("\n".join(lines_of(choices, away, source)))
-    size = choices[0].config.schedule.microbatch_size
-    if config.run.eval_every and size != config.schedule.microbatch_size:
-        click.echo(
-            f"run.eval_microbatches = {config.run.eval_microbatches} counts microbatches, and "
-            f"these have {size} samples in place of {config.schedule.microbatch_size}: "
-            "evaluations have other samples"
-        )
-    click.echo(f"the layout is in {out}")
+    click.echo("\n".join([*lines_of(*told), *found.notes, f"the layout is in {out}"]))
+
+
+class _Planned(NamedTuple):
+    """What a plan has come to."""
+
+    source: str  # where the costs of layers come from
+    choices: "Sequence[Choice]" = ()  # the fastest layouts, the choice first
+    away: "Sequence[StepAway]" = ()  # what one step away from the choice would cost
+    refused: str = ""  # why there is no choice; "": there is one
+    notes: Sequence[str] = ()  # what else the user should know
+
+
+def _planned(
+    file: str, overrides: Sequence[str], cluster: Path, costs: Path | None, brief: bool
+) -> _Planned:
+    """Choose a layout.
+
+    Raises:
+        ConfigError, ValueError: the files cannot be, or have what is not taken.
+    """
+    from axrt.config import Config
+    from axrt.layouts.search import Search
+    from axrt.layouts.steps_away import steps_away
+    from axrt.models.registry import model_of
+    from axrt.planning.cluster_file import is_of_cluster, read_cluster
+
+    from .sample import sample_of
+
+    of_cluster = [one for one in overrides if is_of_cluster(one)]
+    config = Config.read(file, [one for one in overrides if one not in of_cluster])
+    of = read_cluster(cluster, of_cluster)
+    model = model_of(config)
+    source, layers_of, task_s = _costs(config, model, of, costs)
+    search = Search(config, model, of, sample_of, layers_of, task_s)
+    found = search.best()
+    choices = _checked(search, found)
+    if not choices:
+        why = _only_nearly(len(found)) if found else _nothing_fits(search, of)
+        return _Planned(source, refused=why)
+    choices = [search.with_parts(choices[0]), *choices[1:]]
+    away = [] if brief else list(steps_away(search, choices[0]))
+    return _Planned(source, choices, away, notes=_notes(config, choices[0].config))
+
+
+def _notes(config: "Config", chosen: "Config") -> list[str]:
+    size, before = chosen.schedule.microbatch_size, config.schedule.microbatch_size
+    if not config.run.eval_every or size == before:
+        return []
+    return [
+        f"run.eval_microbatches = {config.run.eval_microbatches} counts microbatches, and these "
+        f"have {size} samples in place of {before}: evaluations have other samples"
+    ]
 
 
 def _costs(
