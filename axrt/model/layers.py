@@ -41,7 +41,8 @@ class LayerSpec:
 
     @cached_property
     def looked_at(self) -> nn.Module:
-        """The module without memory, to be looked at and not to be changed."""
+        """The module without memory, to be looked at and not to be changed. Layers that are one
+        specification share it, so it does not tell which weights are the same ones."""
         return without_memory(self)
 
     def __repr__(self) -> str:

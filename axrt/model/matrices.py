@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from axrt.errors import ConfigError
 
-from .layers import Layer, LayerSpec, TiedLayerSpec
+from .layers import Layer, LayerSpec, TiedLayerSpec, without_memory
 from .module import PipelineModule
 from .tensor_plan import COLUMN, blocks_of, cuts_in
 
@@ -125,7 +125,7 @@ class Matrices:
             ConfigError: one is not.
         """
         modules = [
-            (place, layer, layer.looked_at if isinstance(layer, LayerSpec) else layer)
+            (place, layer, without_memory(layer) if isinstance(layer, LayerSpec) else layer)
             for place, layer in enumerate(model.layers)
         ]
         every = [
@@ -174,7 +174,7 @@ def _trained(model: PipelineModule) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _looked_up_in(layer: Layer, place: int) -> Iterator[str]:
     """The names in the model of a layer's tables of embeddings."""
-    module = layer.looked_at if isinstance(layer, LayerSpec) else layer
+    module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
     if isinstance(module, nn.Module):
         yield from (f"{place}.{name}" for name in getattr(module, "axrt_looked_up", ()))
         for path, one in module.named_modules(prefix=str(place)):
@@ -185,7 +185,7 @@ def _looked_up_in(layer: Layer, place: int) -> Iterator[str]:
 def trained_in(layer: Layer, place: int) -> Iterator[tuple[str, nn.Parameter]]:
     """The trained parameters of a layer by their names in the model; of one that is not built yet
     without memory."""
-    module = layer.looked_at if isinstance(layer, LayerSpec) else layer
+    module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
     if isinstance(module, nn.Module):
         for name, parameter in module.named_parameters(prefix=str(place)):
             if parameter.requires_grad:

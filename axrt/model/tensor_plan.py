@@ -22,7 +22,7 @@ from axrt.config import Parallel
 from axrt.errors import ConfigError
 
 from .in_pieces import Jointed
-from .layers import Layer, LayerSpec, TiedLayerSpec
+from .layers import Layer, LayerSpec, TiedLayerSpec, without_memory
 from .loss import Loss
 from .pausing import check_can_pause
 
@@ -135,7 +135,7 @@ class _Check:
 
     def layer(self, place: int, layer: Layer) -> None:
         """Check a layer."""
-        module = layer.looked_at if isinstance(layer, LayerSpec) else layer
+        module = without_memory(layer) if isinstance(layer, LayerSpec) else layer
         if not isinstance(module, nn.Module):
             return
         self._batch_norm(place, module)

@@ -9,7 +9,7 @@ from torch import nn
 
 from axrt.errors import ConfigError
 
-from .layers import Layer, LayerSpec
+from .layers import Layer, LayerSpec, without_memory
 
 AUTO = "auto"  # the plan that a transformers model brings
 _OURS = {"colwise": "column", "rowwise": "row", "packed_colwise": "column:2"}
@@ -64,7 +64,7 @@ def plan_of(layers: Sequence[Layer]) -> dict[str, str]:
 
 def _plans_in(layer: Layer) -> Iterator[tuple[str, str]]:
     """The words for what a layer has, each with a pattern of names."""
-    module: Any = layer.looked_at if isinstance(layer, LayerSpec) else layer
+    module: Any = without_memory(layer) if isinstance(layer, LayerSpec) else layer
     if not isinstance(module, nn.Module):
         return
     names = [f".{name}" for name, _ in module.named_modules()]
