@@ -183,13 +183,17 @@ class Heartbeat(Silence):
             self._liveness.heard(*answer)
 
     def _send(self, rank: int, tag: int, sign: Sign) -> None:
-        """Send without waiting: a stopped rank receives nothing."""
+        """Send without waiting: a stopped rank receives nothing.
+
+        A send is done once it has been received. Else a communicator might be freed with a sign on
+        its way, and the next one that has its number would receive it.
+        """
         self._sending = [
             (request, data) for request, data in self._sending if not self._is_done(request)
         ]
         data = _SIGN.pack(sign.silent_s, sign.about)
         with suppress(self._mpi.Exception):
-            self._sending.append((self._comm.Isend([data, self._mpi.BYTE], rank, tag), data))
+            self._sending.append((self._comm.Issend([data, self._mpi.BYTE], rank, tag), data))
 
     def _is_done(self, request: "MPI.Request") -> bool:
         """It has been sent, or never will be."""

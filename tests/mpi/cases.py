@@ -441,7 +441,7 @@ class Deaf:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
-    def Isend(self, *arguments: Any) -> Any:  # noqa: N802
+    def Issend(self, *arguments: Any) -> Any:  # noqa: N802
         from mpi4py import MPI
 
         raise MPI.Exception(MPI.ERR_OTHER)
@@ -458,6 +458,25 @@ def case_a_rank_that_cannot_even_be_asked_is_lost(comm: "MPI.Comm") -> None:
             heartbeat.waits(lambda: [0])
             time.sleep(0.01)
     heartbeat.stop()
+    comm.Barrier()
+
+
+def case_a_communicator_on_which_a_question_is_on_its_way_is_not_freed(comm: "MPI.Comm") -> None:
+    """Another one would get its number, and the question."""
+    from mpi4py import MPI
+
+    signs = comm.Dup()
+    heartbeat = Heartbeat(signs, 0.2)
+    if comm.rank == 1:
+        heartbeat.stop()
+    comm.Barrier()
+    if comm.rank == 0:
+        before = heartbeat._sending
+        while heartbeat._sending is before:  # a list is made for each question
+            heartbeat.waits(lambda: [1])
+            time.sleep(1e-3)
+        heartbeat.free()
+        assert signs != MPI.COMM_NULL
     comm.Barrier()
 
 

@@ -102,21 +102,26 @@ class Ending:
         others: processes of the other ranks.
         told: how the trial ended here.
         is_inside: the rank is in the trial.
+        before: threads of earlier trials, which end nothing but themselves.
     """
 
     others: list[int]
     told: Told = field(default_factory=Told)
     is_inside: bool = False
+    before: list[threading.Thread] = field(default_factory=threading.enumerate)
 
     def ends(self, how: str, code: int) -> NoReturn:
         """What the rank does in place of its end."""
+        thread, main = threading.current_thread(), threading.main_thread()
+        if thread is not main and thread in self.before:
+            sys.exit()
         if self.told.how == "is let out":
             self.told.how, self.told.code = how, int(code)
         if how in ("aborts", "leaves"):  # whereby a launcher ends all others
             for other in self.others:
                 os.kill(other, _LETS_OUT)
                 os.kill(other, signal.SIGCONT)
-        if threading.current_thread() is not threading.main_thread():
+        if thread is not main:
             os.kill(os.getpid(), _LETS_OUT)
             sys.exit()  # the thread
         self.is_inside = False
@@ -150,7 +155,9 @@ class TriedWorld(mpi_world.MpiWorld):
         return made
 
     def fail(self, error: BaseException) -> NoReturn:
-        if isinstance(error, Out):
+        # Out may strike where a context is about to hear of an error. Its generator then stays as it
+        # is until it is collected, maybe in a later trial, whose job this would end.
+        if isinstance(error, Out | GeneratorExit):
             raise error
         super().fail(error)
 
