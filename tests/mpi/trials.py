@@ -155,8 +155,8 @@ class TriedWorld(mpi_world.MpiWorld):
         return made
 
     def fail(self, error: BaseException) -> NoReturn:
-        # Out may strike where a context is about to hear of an error. Its generator then stays as it
-        # is until it is collected, maybe in a later trial, whose job this would end.
+        # Out may strike where a context is about to hear of an error. Its generator then stays
+        # until it is collected, maybe in a later trial, whose job this would end.
         if isinstance(error, Out | GeneratorExit):
             raise error
         super().fail(error)
