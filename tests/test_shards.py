@@ -1,5 +1,6 @@
 """The full run in pieces, and what it says at its end."""
 
+import os
 import re
 import subprocess
 import sys

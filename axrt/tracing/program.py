@@ -25,6 +25,7 @@ from axrt.errors import ModelError
 
 from .effects import Effects, graphs_in
 from .exporting import PREFIX
+from .same_tensor import unify
 
 # They look whether types are those that the sample has led to; layers look at the sample's.
 _CHECKS = (torch.ops.aten._assert_tensor_metadata.default,)
@@ -58,6 +59,7 @@ class Program:
     def __init__(
         self, exported: ExportedProgram, module: nn.Module, changed: Collection[str] = ()
     ) -> None:
+        unify(exported.graph_module.graph)
         nodes = list(exported.graph_module.graph.nodes)
         signature = exported.graph_signature
         placeholders = [node for node in nodes if node.op == "placeholder"]

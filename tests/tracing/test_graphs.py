@@ -454,6 +454,49 @@ def test_tables_follow_the_types_of_buffers_and_outlive_no_mode() -> None:
     assert {torch.float32, torch.float64} <= types
 
 
+class OneTensorTwice(nn.Module):
+    """A tensor that operations give back as it is: both are read by every layer behind it.
+
+    Args:
+        again: what gives it back, or a tensor that has its values.
+    """
+
+    def __init__(self, again: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.layers[0](x)
+        same = self.again(one)
+        out = one + 1.0
+        for layer in self.layers[1:]:
+            out = layer(out) * one + same.sin()
+        return cast(Tensor, out)
+
+
+GIVE_BACK: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout in evaluation": lambda x: functional.dropout(x, 0.5, training=False),
+    "dropout of nothing": lambda x: functional.dropout(x, 0.0),
+    "alpha_dropout": lambda x: functional.alpha_dropout(x, 0.0, training=True),
+    "its own type": lambda x: x.float(),
+    "another's type": lambda x: x.type_as(x),
+    "flatten": lambda x: x.flatten(1),
+    "contiguous": lambda x: x.contiguous(),
+    "in place": torch.relu_,
+    "in place, after a view": lambda x: (x.view(-1, 4, 4), x.mul_(1.5))[1],
+    "of a view": lambda x: x.view(-1, 4, 4).flatten(1),
+}
+
+
+@pytest.mark.parametrize("name", GIVE_BACK)
+def test_a_tensor_that_is_given_back_has_one_gradient(name: str) -> None:
+    """Sums of its parts in another order would have other bits."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        check_like(OneTensorTwice(GIVE_BACK[name]), torch.rand(5, 16))
+
+
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
