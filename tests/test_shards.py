@@ -57,6 +57,7 @@ def test_pytest_takes_a_piece() -> None:
         ran = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *asked],
             cwd=ROOT,
+            env={**os.environ, "PYTEST_ADDOPTS": ""},
             capture_output=True,
             text=True,
         )
