@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields
+from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -71,7 +72,8 @@ class Section:
         refuse(self._of_all())
 
     def _of_values(self) -> Iterator[str]:
-        hints = get_type_hints(type(self))
+        kind: Any = type(self)
+        hints = _hints_of(kind)
         for item in fields(self):  # type: ignore[arg-type]
             key = f"{name_of(type(self))}.{item.name}"
             value = getattr(self, item.name)
@@ -87,6 +89,11 @@ class Section:
 
     def _of_all(self) -> Iterator[str]:
         return iter(())
+
+
+@cache
+def _hints_of(section: type[Any]) -> dict[str, Any]:
+    return get_type_hints(section)
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -101,8 +101,10 @@ class LocalWorld:
         self.blocked = [False] * size
         self._alive = [True] * size
         self._failed = False
-        self._turn = 0
-        self._baton = threading.Condition()
+        # A rank waits at its gate, which whoever runs opens for the next one: nobody else wakes up.
+        self._gates = [threading.Lock() for _ in range(size)]
+        for gate in self._gates:
+            gate.acquire()
 
     def run(self, rank_main: Callable[["LocalTransport"], T]) -> list[T]:
         """Call `rank_main` once a rank.
@@ -133,6 +135,7 @@ class LocalWorld:
         ]
         for thread in threads:
             thread.start()
+        self._gates[0].release()
         for thread in threads:
             thread.join()
         if failures:
@@ -151,27 +154,26 @@ class LocalWorld:
             Stuck: every rank waits and nothing is under way.
             Stopped: another rank has failed.
         """
+        self._check_not_stuck()
         if self.size == 1:
-            self._check_not_stuck()
             return
-        with self._baton:
-            self._check_not_stuck()
-            self._turn = self.random.choice([r for r, alive in enumerate(self._alive) if alive])
-            self._baton.notify_all()
-        self._wait_for_turn(rank)
+        if self._failed:
+            raise Stopped
+        chosen = self.random.choice([r for r, alive in enumerate(self._alive) if alive])
+        if chosen != rank:
+            self._gates[chosen].release()
+            self._wait_for_turn(rank)
 
     def _wait_for_turn(self, rank: int) -> None:
-        with self._baton:
-            self._baton.wait_for(lambda: self._turn == rank or self._failed)
-            if self._failed:
-                raise Stopped
+        self._gates[rank].acquire()
+        if self._failed:
+            raise Stopped
 
     def _leave(self, rank: int) -> None:
-        with self._baton:
-            self._alive[rank] = False
-            if any(self._alive) and self._turn == rank:
-                self._turn = self._alive.index(True)
-            self._baton.notify_all()
+        """Let another rank run, which stops, too, if one has failed."""
+        self._alive[rank] = False
+        if any(self._alive):
+            self._gates[self._alive.index(True)].release()
 
     def _check_not_stuck(self) -> None:
         if all(
