@@ -8,6 +8,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from io import BufferedWriter
 from pathlib import Path
 
@@ -84,13 +85,19 @@ def crc_of_both(first: int, second: int, num_bytes: int) -> int:
     Source: a CRC is a remainder of polynomials over GF(2), so the bytes behind the first stretch
         multiply its remainder by x^(8 num_bytes), as zlib's `crc32_combine` does.
     """
-    power = 1 << 23  # x^8, one byte
+    return _product(first, _power_of(num_bytes)) ^ second
+
+
+@lru_cache(maxsize=4096)  # stretches are often as long as each other
+def _power_of(num_bytes: int) -> int:
+    """The remainder of x^(8 num_bytes)."""
+    found, power = 1 << 31, 1 << 23  # 1, and x^8, which is one byte
     while num_bytes:
         if num_bytes & 1:
-            first = _product(first, power)
+            found = _product(found, power)
         power = _product(power, power)
         num_bytes >>= 1
-    return first ^ second
+    return found
 
 
 def _product(one: int, other: int) -> int:

@@ -6,7 +6,7 @@ expected, which key to set.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
@@ -89,7 +89,7 @@ class Config:
                 values that do not go together.
         """
         if isinstance(source, Config):
-            tree: dict[str, Any] = asdict(source)
+            tree: dict[str, Any] = source._tree()
         elif isinstance(source, str | Path):
             tree = parse_file(Path(source))
             refuse(foreign_code(Path(source), tree, overrides))
@@ -125,7 +125,14 @@ class Config:
         """Every section with every key, as TOML can write it."""
         return {
             name: {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
-            for name, keys in asdict(self).items()
+            for name, keys in self._tree().items()
+        }
+
+    def _tree(self) -> dict[str, dict[str, Any]]:
+        """Every section with every key. Values are not copied, as `asdict` would: none changes."""
+        sections = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return {
+            name: {of.name: getattr(one, of.name) for of in fields(one)} for name, one in sections
         }
 
 

@@ -97,13 +97,13 @@ def _hints_of(section: type[Any]) -> dict[str, Any]:
 
 
 def _fits(value: Any, kind: Any) -> bool:
+    if type(value) is kind:
+        return True
     if get_origin(kind) is UnionType:
         return any(_fits(value, one) for one in get_args(kind))
     if get_origin(kind) is tuple:
         return isinstance(value, tuple) and all(_fits(one, get_args(kind)[0]) for one in value)
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is kind
+    return kind is float and type(value) is int
 
 
 def type_name(kind: Any) -> str:

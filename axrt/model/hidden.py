@@ -4,9 +4,9 @@ by nobody."""
 
 import dis
 from collections.abc import Collection, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from inspect import getattr_static
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -75,9 +75,16 @@ def globals_of(function: Any) -> Iterator[tuple[str, Any]]:
     """The global names that a function of Python uses, and what they stand for now."""
     if not isinstance(function, FunctionType):
         return
-    for step in dis.get_instructions(function.__code__):
-        if step.opname == "LOAD_GLOBAL" and step.argval in function.__globals__:
-            yield step.argval, function.__globals__[step.argval]
+    for name in _names_in(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+@lru_cache(maxsize=1024)  # each rank looks at each layer
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    """The global names that stand in code."""
+    steps = dis.get_instructions(code)
+    return tuple(step.argval for step in steps if step.opname == "LOAD_GLOBAL")
 
 
 def _behind(value: Any, depth: int, seen: set[int]) -> Iterator[nn.Module | nn.Parameter]:
