@@ -38,6 +38,11 @@ HOSTS = "0,0,1,1"
 Trained = tuple[int, list[float], dict[str, Tensor]]
 
 
+def short() -> axrt.PipelineModule:
+    """A layer for each of four stages, and one more."""
+    return perceptron(5)
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Path, Path]:
     """The folder of checkpoints, and the directory in memory."""
@@ -64,7 +69,7 @@ def run(
     hosts: str = HOSTS,
     end: Path | None = None,
     ranks: int = 4,
-    model: Callable[[], axrt.PipelineModule] = perceptron,
+    model: Callable[[], axrt.PipelineModule] = short,
     **sections: Any,
 ) -> list[Trained]:
     """Go on, train, keep; and end without a word, as a job that is killed."""
@@ -112,7 +117,7 @@ def step_of(places: tuple[Path, Path], host: int, step: int) -> Path:
 def check_went_on(found: list[Trained], data: int = 1, began: int = KEPT) -> None:
     assert {one[0] for one in found} == {began}
     if data == 1:
-        whole = plain_torch(perceptron, BATCHES, STEPS)
+        whole = plain_torch(short, BATCHES, STEPS)
         assert found[0][1] == whole.losses[began:]
         for _, _, parameters in found:
             assert all(torch.equal(value, whole.parameters[n]) for n, value in parameters.items())
@@ -151,6 +156,7 @@ def test_any_one_host_may_be_lost_and_nothing_is_read_from_a_disk(
         "memory": memory,
         "optimizer": {"clip": 0.5},
         "schedule": {"policy": "breadth-first", "chunks": 2},
+        "model": perceptron if data == 1 else short,
     }
     ends = places[0].with_name("quiet"), places[0].with_name("gone-on")
     quiet = run((places[0] / "no", places[1]), STEPS, data=data, end=ends[0] / "a", **sections)
@@ -225,7 +231,7 @@ def test_a_copy_and_a_save_of_one_step_go_on_side_by_side(places: tuple[Path, Pa
 
     def both(transport: Transport) -> None:
         with axrt.initialize(
-            perceptron(), adamw, config=config_of(shm, 1), transport=transport
+            short(), adamw, config=config_of(shm, 1), transport=transport
         ) as engine:
             for step in range(KEPT):
                 engine.train_batch(iter(BATCHES(step)))
@@ -248,7 +254,7 @@ def test_whoever_reads_a_checkpoint_of_a_run_leaves_its_copies_as_they_are(
 
     def reads(transport: Transport) -> None:
         with axrt.initialize(
-            perceptron(), adamw, config=config_of(places[1], 1), transport=transport
+            short(), adamw, config=config_of(places[1], 1), transport=transport
         ) as engine:
             engine.load_checkpoint(places[0] / f"step-{KEPT}")
             engine.own_checkpoints(tmp_path / "other")
@@ -265,7 +271,7 @@ def test_memory_that_is_full_or_gone_costs_no_training(
 
         def too_little(transport: Transport) -> int:
             with axrt.initialize(
-                perceptron(), adamw, config=config_of(small, 1), transport=transport
+                short(), adamw, config=config_of(small, 1), transport=transport
             ) as engine:
                 for step in range(KEPT):
                     engine.train_batch(iter(BATCHES(step)))
@@ -282,7 +288,7 @@ def test_memory_that_is_full_or_gone_costs_no_training(
         where = places[1] / "gone"
         where.mkdir(exist_ok=True)
         with axrt.initialize(
-            perceptron(), adamw, config=config_of(where, 1), transport=transport
+            short(), adamw, config=config_of(where, 1), transport=transport
         ) as engine:
             for step in range(KEPT):
                 engine.train_batch(iter(BATCHES(step)))
@@ -301,7 +307,7 @@ def test_a_directory_that_is_none_is_refused_at_the_start(places: tuple[Path, Pa
     def rank_main(transport: Transport) -> None:
         config = config_of(places[1] / "nowhere", 1)
         config["checkpoint"]["memory_every"] = 2
-        axrt.initialize(perceptron(), adamw, config=config, transport=transport)
+        axrt.initialize(short(), adamw, config=config, transport=transport)
 
     with pytest.raises(axrt.ConfigError, match="nowhere' is no directory that can be"):
         LocalWorld(4).run(rank_main)
@@ -322,7 +328,7 @@ def test_a_run_that_goes_back_takes_nothing_of_what_it_has_left(places: tuple[Pa
 
     def back(transport: Transport) -> int:
         with axrt.initialize(
-            perceptron(), adamw, config=config_of(shm, 1), transport=transport
+            short(), adamw, config=config_of(shm, 1), transport=transport
         ) as engine:
             engine.load_checkpoint(folder / f"step-{KEPT}")
             engine.own_checkpoints(folder)
@@ -340,7 +346,7 @@ def test_a_run_that_begins_with_another_ones_state_leaves_its_copies_alone(
 
     def begins_there(transport: Transport) -> int:
         with axrt.initialize(
-            perceptron(), adamw, config=config_of(places[1], 1), transport=transport
+            short(), adamw, config=config_of(places[1], 1), transport=transport
         ) as engine:
             engine.load_checkpoint(places[0])
             engine.own_checkpoints(other)
@@ -522,8 +528,8 @@ def test_copies_of_another_optimizer_or_model_are_refused_and_stay(
         return torch.optim.SGD(named, lr=0.1)
 
     with pytest.raises(axrt.ConfigError, match=r"the optimizer of .* was AdamW, and is SGD here"):
-        LocalWorld(4).run(lambda t: begun(t, perceptron(), sgd))
-    shorter = axrt.PipelineModule(perceptron().layers[:-1], perceptron().loss_fn)
+        LocalWorld(4).run(lambda t: begun(t, short(), sgd))
+    shorter = axrt.PipelineModule(short().layers[:-1], short().loss_fn)
     with pytest.raises(axrt.ConfigError, match="expected a checkpoint of the same model"):
         LocalWorld(4).run(lambda t: begun(t, shorter, adamw))
     assert {one[0] for one in run(places, STEPS, **sections)} == {3}
@@ -544,7 +550,7 @@ def test_the_directory_of_a_run_means_its_copies_too(places: tuple[Path, Path]) 
 
     def begun(transport: Transport) -> int:
         config = config_of(places[1], 1)
-        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+        with axrt.initialize(short(), adamw, config=config, transport=transport) as engine:
             engine.load_checkpoint(places[0].parent)
             return engine.step
 
@@ -558,7 +564,7 @@ def test_shards_of_another_width_are_refused(places: tuple[Path, Path]) -> None:
     def wider(transport: Transport) -> None:
         config = config_of(places[1], 1)
         with axrt.initialize(
-            perceptron(width=20), adamw, config=config, transport=transport
+            perceptron(5, width=20), adamw, config=config, transport=transport
         ) as engine:
             engine.load_checkpoint(places[0], missing_ok=True)
 
@@ -641,7 +647,7 @@ def test_what_is_done_is_removed(places: tuple[Path, Path]) -> None:
 
     def dropped(transport: Transport) -> None:
         with axrt.initialize(
-            perceptron(), adamw, config=config_of(shm, 1), transport=transport
+            short(), adamw, config=config_of(shm, 1), transport=transport
         ) as engine:
             engine.drop_memory(folder)
 
