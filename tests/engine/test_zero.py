@@ -25,7 +25,7 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 from axrt.transport.payload import flatten
 
-from ..sweeps import swept
+from ..sweeps import some, swept
 from .models import motley, perceptron
 from .reference import (
     CLASSES,
@@ -53,6 +53,11 @@ BATCHES = random_batches((6, 16), classes=5, microbatches=24)
 def short() -> axrt.PipelineModule:
     """A layer for each of four stages, and one more."""
     return perceptron(5)
+
+
+def brief() -> axrt.PipelineModule:
+    """A layer for each of two stages, and one more."""
+    return perceptron(3)
 
 
 def trained(
@@ -119,6 +124,9 @@ def check_equal(
         )
 
 
+CLIPS_AND_STAGES = [(0.0, 1), (0.4, 3), (0.0, 3), (0.4, 1)]
+
+
 @swept(
     (
         "policy, data",
@@ -129,18 +137,20 @@ def check_equal(
         ],
     ),
     ("kind", TYPES),
-    ("clip", [0.0, 0.4]),
+    ("clip, zero", CLIPS_AND_STAGES),
     quick=6,
 )
-def test_shards_change_no_bit(policy: str, data: int, kind: str, clip: float) -> None:
+def test_shards_change_no_bit(policy: str, data: int, kind: str, clip: float, zero: int) -> None:
     pipes = 2 if policy in TWO_PIPES else 1
-    check_equal(2, data, pipes=pipes, clip=clip, precision=TYPES[kind], schedule={"policy": policy})
+    of, schedule = TYPES[kind], {"policy": policy}
+    check_equal(2, data, pipes=pipes, clip=clip, zeros=(zero,), precision=of, schedule=schedule)
 
 
 def test_shards_change_no_bit_of_a_longer_run() -> None:
     """A rank is a step ahead of another one, which is at its votes."""
     schedule = {"policy": "1f1b"}
-    check_equal(2, 2, clip=0.4, model=perceptron, microbatches=12, steps=3, schedule=schedule)
+    of: dict[str, Any] = {"model": perceptron, "microbatches": 12, "steps": 3, "schedule": schedule}
+    check_equal(2, 2, clip=0.4, zeros=some((1, 3), quick=(3,)), **of)
 
 
 def adagrad(named: Any) -> torch.optim.Optimizer:
@@ -188,21 +198,29 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@swept(("optimizer", OPTIMIZERS), ("kind", TYPES), ("data", [2, 3]), quick=6)
-def test_any_optimizer_steps_its_shard(optimizer: str, kind: str, data: int) -> None:
-    check_equal(1, data, factory=OPTIMIZERS[optimizer], precision=TYPES[kind])
+@swept(
+    ("optimizer", OPTIMIZERS),
+    ("kind", TYPES),
+    ("data, zero", [(2, 1), (3, 3), (2, 3), (3, 1)]),
+    quick=6,
+)
+def test_any_optimizer_steps_its_shard(optimizer: str, kind: str, data: int, zero: int) -> None:
+    check_equal(1, data, zeros=(zero,), factory=OPTIMIZERS[optimizer], precision=TYPES[kind])
 
 
 @swept(
     ("kind", TYPES),
-    ("clip", [0.4, 0.0]),
+    ("clip, zero", [(0.4, 3), (0.0, 1), (0.4, 1), (0.0, 3)]),
     ("policy", ["1f1b", "chimera", "zb-h1"]),
     quick=4,
 )
-def test_shards_may_be_offloaded(kind: str, clip: float, policy: str, tmp_path: Path) -> None:
+def test_shards_may_be_offloaded(
+    kind: str, clip: float, zero: int, policy: str, tmp_path: Path
+) -> None:
     check_equal(
         2,
         2,
+        zeros=(zero,),
         pipes=2 if policy in TWO_PIPES else 1,
         clip=clip,
         precision=TYPES[kind],
@@ -226,18 +244,31 @@ def test_tied_weights_have_the_order_of_layers(kind: str, model: Any, ranks: int
     )
 
 
-@swept(("gradients", ["float32", "weights"]), ("data", [2, 3]), ("clip", [0.0, 0.4]), quick=2)
-def test_classes_that_are_kept_are_cut_alike(gradients: str, data: int, clip: float) -> None:
+@swept(
+    ("gradients", ["float32", "weights"]),
+    ("data", [2, 3]),
+    ("clip, zero", CLIPS_AND_STAGES),
+    quick=2,
+)
+def test_classes_that_are_kept_are_cut_alike(
+    gradients: str, data: int, clip: float, zero: int
+) -> None:
     precision = {"weights": "bfloat16", "gradients": gradients, "keep": ["LayerNorm"]}
-    check_equal(2, data, precision=precision, clip=clip)
+    check_equal(2, data, zeros=(zero,), precision=precision, clip=clip)
 
 
-@swept(("kind", TYPES), ("data", [2, 4]), ("recompute", ["full", "none"]), quick=3)
-def test_odd_layers_keep_their_bits(kind: str, data: int, recompute: str) -> None:
+@swept(
+    ("kind", TYPES),
+    ("data", [2, 4]),
+    ("recompute, zero", [("full", 3), ("none", 1), ("full", 1), ("none", 3)]),
+    quick=3,
+)
+def test_odd_layers_keep_their_bits(kind: str, data: int, recompute: str, zero: int) -> None:
     """Dropout, buffers, frozen and unused parameters, odd shapes."""
     check_equal(
         2,
         data,
+        zeros=(zero,),
         model=motley,
         batches=MOTLEY_BATCHES,
         microbatches=2,
@@ -286,9 +317,10 @@ class OfAll(torch.optim.SGD):
                 self.state[p]["seen"] = 1
 
 
-@swept(("kind", TYPES), ("factory", [First, OfAll]))
-def test_optimizers_that_need_care_step_their_shards(kind: str, factory: Any) -> None:
-    check_equal(1, 3, factory=factory, precision=TYPES[kind], memory={"bucket_mb": 0.0})
+@swept(("kind", TYPES), ("factory, zero", [(First, 1), (OfAll, 3), (First, 3), (OfAll, 1)]))
+def test_optimizers_that_need_care_step_their_shards(kind: str, factory: Any, zero: int) -> None:
+    of: dict[str, Any] = {"precision": TYPES[kind], "memory": {"bucket_mb": 0.0}}
+    check_equal(1, 3, model=brief, zeros=(zero,), factory=factory, **of)
 
 
 def wide() -> axrt.PipelineModule:
@@ -302,15 +334,16 @@ WIDE_BATCHES = random_batches((6, 192), classes=5, microbatches=4 * MICROBATCHES
 @swept(
     ("kind", TYPES),
     ("policy, clip", [("1f1b", 0.0), ("chimera", 0.4), ("zb-h1", 0.4), ("1f1b", 0.4)]),
-    ("offload", ["none", "stream"]),
+    ("offload, zero", [("none", 3), ("stream", 1), ("none", 1), ("stream", 3)]),
     quick=4,
 )
 def test_weights_that_land_change_no_bit(
-    kind: str, policy: str, clip: float, offload: str, landed: list[int]
+    kind: str, policy: str, clip: float, offload: str, zero: int, landed: list[int]
 ) -> None:
     check_equal(
         2,
         2,
+        zeros=(zero,),
         model=wide,
         batches=WIDE_BATCHES,
         pipes=2 if policy in TWO_PIPES else 1,
@@ -466,14 +499,14 @@ def resumed(
 def test_checkpoints_know_nothing_of_shards(
     kind: str, saved: str, loaded: str, tmp_path: Path
 ) -> None:
-    check_resumed(kind, saved, loaded, "adamw", short, tmp_path)
+    check_resumed(kind, saved, loaded, "adamw", brief, tmp_path)
 
 
 @swept(
     ("kind", TYPES),
     ("saved,loaded", [("shards", "three shards"), ("shards on disk", "shards")]),
     ("optimizer", ["adafactor", "adagrad", "momentum"]),
-    ("model", [short, three_times]),
+    ("model", [brief, three_times]),
     quick=3,
 )
 def test_checkpoints_hold_the_state_of_any_optimizer(
