@@ -116,7 +116,7 @@ def test_a_plan_holds_more_where_that_is_faster_and_nothing_limits_it(
 ) -> None:
     with_little_effort(monkeypatch)
     config, model = (
-        Config.read(configured(8, schedule={"policy": "auto"})),
+        Config.read(configured(8, schedule={"policy": "auto", "placement": "vee"})),
         perceptron(layers=len(EQUAL)),
     )
 
