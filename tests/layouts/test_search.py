@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -12,22 +12,27 @@ from axrt.errors import ConfigError
 from axrt.layouts.candidates import Shape
 from axrt.layouts.modelled_table import ModelledTable
 from axrt.layouts.search import Choice, Search
+from axrt.layouts.step_time import StepTime, StepTimes
 from axrt.layouts.steps_away import steps_away
 from axrt.layouts.told import changed_keys
-from axrt.ledger.prediction import Predictor
+from axrt.ledger.prediction import Prediction, Predictor
 from axrt.models.registry import model_of
 from axrt.scheduler.cluster.cluster import Cluster, Device, Link
 from axrt.scheduler.simulation.cost_table import LayerCosts
 from axrt.store.presets import optimizer_factory
+
+from ..sweeps import first
 
 SETTINGS: dict[str, Any] = {
     "model": {"layers": 2, "width": 32, "heads": 2, "context": 16, "vocab": 64},
     "schedule": {"microbatches": 4, "microbatch_size": 1},
 }
 CONFIG = Config.read(SETTINGS)
+SHORT = replace(CONFIG, schedule=replace(CONFIG.schedule, microbatches=2))
 MODEL = model_of(CONFIG)
 DEVICE = Device({"float32": 1e9}, 0.5, 1e9, 1e9)
 TIGHT = 3e5  # bytes of memory that few layouts fit
+LESS = 4.5e5  # on two devices
 NODE, ACROSS = Link(1e-6, 1e9), Link(1e-5, 1e8, shared=True)
 
 
@@ -40,19 +45,40 @@ def layers_of(degree: int, samples: int) -> tuple[LayerCosts, ...]:
     return ModelledTable(CONFIG, MODEL, cluster(), sample_of).of(degree, samples)
 
 
+class TimesKept(StepTimes):
+    """Simulates each layout of a cluster once, whichever test asks for it."""
+
+    found: ClassVar[dict[str, StepTime]] = {}
+
+    def of(self, layout: Prediction, with_parts: bool = False) -> StepTime:
+        key = repr((self._cluster, layout.config, with_parts))
+        if key not in self.found:
+            self.found[key] = super().of(layout, with_parts)
+        return self.found[key]
+
+
 def search(of: Cluster, config: Config = CONFIG) -> Search:
-    return Search(config, MODEL, of, sample_of, layers_of)
+    found = Search(config, MODEL, of, sample_of, layers_of)
+    found.times = TimesKept(of, layers_of)
+    return found
 
 
 def known(choice: Choice) -> tuple[object, ...]:
     return choice.key, choice.config.schedule.policy, choice.config.schedule.fill
 
 
-@pytest.mark.parametrize(
-    "of", [cluster(), cluster(2, 2), cluster(1, 4, memory=TIGHT)], ids=["2", "2x2", "tight"]
-)
-def test_it_is_that_of_simulating_every_one(of: Cluster) -> None:
-    quick, thorough = search(of), search(of)
+WORLDS: list[tuple[str, Cluster, Config]] = [
+    ("2", cluster(), CONFIG),
+    ("2, tight", cluster(memory=LESS), CONFIG),
+    ("2x2, few samples", cluster(2, 2), SHORT),
+    ("2x2", cluster(2, 2), CONFIG),
+    ("4, tight", cluster(1, 4, memory=TIGHT), CONFIG),
+]
+
+
+@pytest.mark.parametrize(("name", "of", "config"), first(WORLDS, quick=3))
+def test_it_is_that_of_simulating_every_one(name: str, of: Cluster, config: Config) -> None:
+    quick, thorough = search(of, config), search(of, config)
     best, *others = quick.fastest()
     every = sorted(thorough.every(), key=lambda one: (one.time.step_s, one.prediction.most))
     assert best.time == every[0].time
@@ -113,18 +139,18 @@ def test_cuts_give_way_to_memory() -> None:
 
 
 def test_of_a_layout_memory_is_that_of_the_ledger_but_for_what_stages_share() -> None:
-    best = search(cluster(1, 4)).best()[0]
+    best = search(cluster()).best()[0]
     exact = Predictor(MODEL, optimizer_factory(CONFIG.optimizer, MODEL), sample_of(best.config))
-    assert best.prediction.most == pytest.approx(exact.predict(best.config, 4).most, rel=0.05)
+    assert best.prediction.most == pytest.approx(exact.predict(best.config, 2).most, rel=0.05)
 
 
 def test_where_memory_is_short_layouts_save_it_or_nothing_fits() -> None:
-    roomy = search(cluster(1, 4)).best()[0]
-    short = search(cluster(1, 4, memory=roomy.prediction.most * 0.7)).best()
+    roomy = search(cluster()).best()[0]
+    short = search(cluster(memory=roomy.prediction.most * 0.7)).best()
     assert short
     assert all(one.prediction.most <= roomy.prediction.most * 0.7 for one in short)
     assert short[0].time.step_s > roomy.time.step_s
-    none = search(cluster(1, 4, memory=1e4))
+    none = search(cluster(memory=1e4))
     assert none.best() == []
     assert none.tightest is not None
     assert none.tightest.most > 1e4
@@ -132,14 +158,21 @@ def test_where_memory_is_short_layouts_save_it_or_nothing_fits() -> None:
 
 MORE: dict[str, Any] = {
     "across": lambda of: replace(of, across=replace(of.across, bandwidth=1e9)),
-    "memory": lambda of: replace(of, device=replace(of.device, memory=1e10)),
+    "memory": lambda of: replace(of, device=replace(of.device, memory=1e9)),
     "node": lambda of: replace(of, within=replace(of.within, bandwidth=1e10)),
 }
 
 
-@pytest.mark.parametrize("name", list(MORE))
-def test_more_of_anything_makes_no_layout_slower(name: str) -> None:
-    of = cluster(2, 2, memory=TIGHT)
+ROOMS = [
+    ("across", cluster(2, 1)),
+    ("memory", cluster(memory=LESS)),
+    ("node", cluster(memory=LESS)),
+    *((name, cluster(2, 2, memory=TIGHT)) for name in MORE),
+]
+
+
+@pytest.mark.parametrize(("name", "of"), first(ROOMS, quick=3))
+def test_more_of_anything_makes_no_layout_slower(name: str, of: Cluster) -> None:
     before, after = search(of).best()[0], search(MORE[name](of)).best()[0]
     assert after.time.step_s <= before.time.step_s * (1 + 1e-9)
 
