@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-MICROBATCHES, STEPS = 4, fewer(3, 2)  # some policies want a multiple of the ranks
+MICROBATCHES, STEPS = fewer(4, 2), fewer(3, 2)  # some policies want a multiple of the ranks
 LAYER_MB = fewer(4, 1) / 1024  # what a layer of the model has
 WIDE = fewer(96, 192)  # of a layer whose gradients, and shards of them, are more than 32 KiB
 _SIZES = {
@@ -694,7 +694,7 @@ def case_residencies_go_through_dropped_steps_and_checkpoints(comm: "MPI.Comm") 
             for step in range(2):
                 if drops:
                     try:
-                        engine.train_batch(iter(batches(step)[mine][:2]))
+                        engine.train_batch(iter(batches(step)[mine][: MICROBATCHES // 2]))
                         raise AssertionError("a step of half its microbatches")
                     except StopIteration:
                         pass
