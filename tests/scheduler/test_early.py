@@ -124,7 +124,9 @@ def test_where_the_plan_says_nothing_of_weight_gradients_none_is_early() -> None
     assert not policy_by_name("zb-h1").is_early(Task(Kind.WEIGHT, 0, 0), after(0, held=0))
 
 
-@swept(("policy", ["zb-v", "adaptive"]), ("ranks, microbatches", [(4, 8), (8, 16), (8, 32)]))
+@swept(
+    ("policy", ["zb-v", "adaptive"]), ("ranks, microbatches", [(4, 8), (8, 16), (8, 32)]), quick=2
+)
 def test_waiting_a_moment_pays_where_messages_take_time_and_costs_nothing_where_they_do_not(
     policy: str, ranks: int, microbatches: int
 ) -> None:

@@ -287,11 +287,11 @@ def of_every_policy(
     st.sampled_from([None, 0, 1, 2, 3, 5, 9]),
     st.integers(),
 )
-@of_every_policy(4, 4, 2, 0, 2, 2, 2, True, True, 2, 1, None, 1)
+@of_every_policy(3, 4, 2, 0, 2, 2, 2, True, True, 2, 1, None, 1)
 @of_every_policy(4, 8, 2, 4, 1, 1, 2, False, False, 0, 0, 0, 2, quick=OF_CLASSES)
 # shards in groups, and sums in groups
-@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 1, quick=OF_CLASSES)
-@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 4, quick=OF_CLASSES)
+@of_every_policy(2, 2, 2, 0, 4, 2, 2, True, True, 2, 1, None, 1, quick=OF_CLASSES)
+@of_every_policy(2, 2, 2, 0, 4, 2, 2, True, True, 2, 1, None, 4, quick=OF_CLASSES)
 @examples(75, quick=15)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     name: str,
