@@ -13,6 +13,7 @@ from axrt.scheduler.simulation.bound import least_makespan
 from axrt.scheduler.simulation.cost_table import LayerCosts
 from axrt.scheduler.simulation.costs import Costs
 from axrt.scheduler.simulation.model_costs import ModelCosts, world_of
+from axrt.scheduler.simulation.one_member import one_member
 from axrt.scheduler.simulation.simulator import simulate
 
 AS_FAST = 1.01  # candidates within this of the fastest count as fast as it
@@ -54,6 +55,8 @@ def predicted(
     """The figures of a schedule by simulation."""
     stages = list(_stages(job, of.layers))
     costs = _costs(job, of, stages)
+    busiest_s = costs.of_busiest(job.placement)
+    job, costs = one_member(job, costs)
 
     def simulated(microbatches: int) -> Simulated:
         line = simulate(replace(job, microbatches=microbatches), costs, steps=_STEPS)
@@ -66,11 +69,9 @@ def predicted(
     step_s, held = (
         simulated(job.microbatches)
         if given
-        else _at(job.microbatches, job.ranks, simulated, costs.of_busiest(job.placement))
+        else _at(job.microbatches, job.ranks, simulated, busiest_s)
     )
-    return Candidate(
-        schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, held
-    )
+    return Candidate(schedule, step_s, job.microbatches * busiest_s / step_s, held)
 
 
 class _Stage(NamedTuple):
