@@ -6,7 +6,7 @@ taken."""
 # are those of a run. What is not counted: what a kernel's start takes, and how layers of a model
 # that a compiler has fused would differ.
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ class LayerCounts(NamedTuple):
 def counted_layers(
     model: PipelineModule, config: Config, sample: Any, team: int = 1
 ) -> list[LayerCounts]:
-    """What a microbatch does on every layer.
+    """What a microbatch does on every layer; layers that are alike share one.
 
     Args:
         config: settings, of which the types and `parallel.gather_again` count.
@@ -96,7 +96,14 @@ def counted_layers(
             "values; or costs that are measured, by axrt profile without --cluster"
         ) from error
     costs = named(model, [one.costs for one in found], team)
-    return [one._replace(costs=of) for one, of in zip(found, costs, strict=True)]
+    pairs = zip(found, costs, strict=True)
+    made = {id(one): one._replace(costs=of) for one, of in pairs}  # alike, they have one name
+    return [made[id(one)] for one in found]
+
+
+def different(counts: Iterable[LayerCounts]) -> list[LayerCounts]:
+    """The counts without those that layers share, as layers that are alike do."""
+    return list({id(one): one for one in counts}.values())
 
 
 def _counted(

@@ -19,7 +19,7 @@ from axrt.scheduler.simulation.cost_table import MODELLED, CostTable, LayerCosts
 from axrt.scheduler.simulation.costs import Edge
 from axrt.scheduler.simulation.model_costs import TASK_S
 
-from .counted_layers import LayerCounts, counted_layers
+from .counted_layers import LayerCounts, counted_layers, different
 from .roofline import Counted
 
 _FEW, _MORE, _CHECKED = 2, 4, 8  # samples that a line goes through
@@ -55,10 +55,12 @@ class ModelledTable:
             ConfigError: members cannot share out the layers, a layer cannot run without values, or
                 the device's operations a second are not known of a type that is computed in.
         """
+        counts = self._counts(degree, samples)
         try:
-            return tuple(one.on(self._cluster.device) for one in self._counts(degree, samples))
+            made = {id(one): one.on(self._cluster.device) for one in different(counts)}
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        return tuple(made[id(one)] for one in counts)
 
     def written(self, degrees: Sequence[int], sizes: Sequence[int]) -> CostTable:
         """The table of some degrees and sizes; errors are those of `of`."""
@@ -82,7 +84,9 @@ class ModelledTable:
 
     def _on_line(self, degree: int, samples: int) -> Counts:
         few, more = self._counted(degree, _FEW), self._counted(degree, _MORE)
-        return [_along(one, other, samples) for one, other in zip(few, more, strict=True)]
+        pairs = zip(different(few), different(more), strict=True)
+        made = {id(one): _along(one, other, samples) for one, other in pairs}
+        return [made[id(one)] for one in few]
 
     def _is_line(self, degree: int) -> bool:
         if degree not in self._lines:

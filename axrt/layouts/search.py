@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache, cached_property
 from itertools import product
 from math import inf
+from operator import add, sub
 from typing import Any, NamedTuple
 
 from axrt.config import Config
@@ -48,6 +49,14 @@ _NOTHING_SAVED = Saving("none", "none")._asdict()
 _GB = 1e9
 _MOVED = 3  # of the fastest layouts, those whose cuts are moved
 KEPT = 6  # layouts: the fastest, and five that come next
+
+
+class _Sums(NamedTuple):
+    """What layers take together."""
+
+    seconds: float
+    held: int  # parameters
+    kept: int  # bytes of a microbatch
 
 
 class Choice(NamedTuple):
@@ -199,7 +208,7 @@ class Search:
         """Every rank has room on its device and in scratch."""
         of = self._config.memory.scratch_gb
         scratch = min(self._cluster.device.expanded_memory, of * _GB or inf)
-        away = max(sum(map(one.scratch.total, Tier)) for one in prediction.of_ranks)
+        away = max(sum(map(one.scratch.total, Tier)) for one in prediction.different)
         return prediction.most <= self._room and away <= scratch
 
     @property
@@ -282,12 +291,15 @@ class Search:
         fixed = of.total() - of.of_purpose(Purpose.STASH) - messages
         a_parameter = fixed / max(1, sum(layer.held_parameters for layer in layers[first:end]))
 
+        before = [_Sums(0.0, 0, 0)]  # of the layers before each
+        for layer in layers:
+            seconds = layer.forward_s + layer.input_s + layer.weight_s
+            more = _Sums(seconds, layer.held_parameters, layer.stash_bytes)
+            before.append(_Sums(*map(add, before[-1], more)))
+
         def cost_of(first: int, end: int, degree: int) -> MemberCost:
-            part = layers[first:end]
-            seconds = sum(layer.forward_s + layer.input_s + layer.weight_s for layer in part)
-            held = sum(layer.held_parameters for layer in part)
-            kept = sum(layer.stash_bytes for layer in part)
-            return MemberCost(seconds, round(a_parameter * held), kept)
+            of = _Sums(*map(sub, before[end], before[first]))
+            return MemberCost(of.seconds, round(a_parameter * of.held), of.kept)
 
         asked = (cost_of, len(layers), shape.pipe, [1], shape.microbatches)
         found = best_cuts(*asked, self._room - messages, stages=shape.pipe)

@@ -4,7 +4,7 @@ here, and the sizes of their memory are read off.
 So alignment, the cut into buckets and the rules of narrow types are those of a run.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -156,7 +156,8 @@ class StageParameters:
         frozen = list(_frozen(skeletons, places, types))
         self._frozen = sum(size for size, _ in frozen), sum(size for _, size in frozen)
         self._of_pipe: dict[int, StageBytes] = {}
-        self._apart = frozenset(_pipes_apart([bucket.cut for bucket in self._buckets]))
+        # the pipes of a group whose shards are unlike those of most others
+        self.apart = frozenset(_pipes_apart([bucket.cut for bucket in self._buckets]))
 
     def _bucket(
         self, found: BucketSpec, types: Mapping[str, torch.dtype | None], owners: Owners
@@ -197,10 +198,7 @@ class StageParameters:
 
     def of_pipe(self, pipe: int) -> StageBytes:
         """The sizes of what the copy of a pipe holds."""
-        shards = self._job.pipes_a_group if self._job.shards else 1
-        like = pipe % shards
-        if shards > _EACH_SHARD and like not in self._apart:
-            like = _USUAL
+        like = _like_pipe(self._job, pipe, self.apart)
         if like not in self._of_pipe:
             buckets = [self._of(bucket, pipe) for bucket in self._buckets]
             self._of_pipe[like] = self._sizes.stage_of(buckets, self._frozen)
@@ -271,6 +269,28 @@ class StageParameters:
             else:  # one gradient each, but for the first one of a layer that is the rank's own
                 added += (cuts.virtual - (name.partition(".")[0] not in cut_layers)) * size
         return copied, added
+
+
+def replicas_like(job: Job, stages: Sequence[StageParameters]) -> list[int]:
+    """For each replica one that holds as much on each of its ranks: the first such, replica 0 left
+    out, which alone writes for others."""
+    apart = frozenset[int]().union(*(of.apart for of in stages))
+    pipes, alike, found = job.pipes // job.replicas, dict[tuple[int, ...], int](), [0]
+    for replica in range(1, job.replicas):
+        mine = range(replica * pipes, (replica + 1) * pipes)
+        found.append(alike.setdefault(tuple(_like_pipe(job, of, apart) for of in mine), replica))
+    return found
+
+
+def _like_pipe(job: Job, pipe: int, apart: Collection[int]) -> int:
+    """What is equal for pipes that hold as much.
+
+    Args:
+        apart: pipes of a group that hold what no other one does.
+    """
+    shards = job.pipes_a_group if job.shards else 1
+    of_group = pipe % shards
+    return _USUAL if shards > _EACH_SHARD and of_group not in apart else of_group
 
 
 def _pipes_apart(cuts: Iterable[Cut | None]) -> Iterator[int]:

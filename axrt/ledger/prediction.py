@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import product
 from typing import Any
 
 from torch import nn
@@ -23,7 +24,7 @@ from .activations import Stashes, StashSource
 from .ledger import Entry, Ledger, Purpose, Tier, Unit
 from .occupancy import Occupancies, Occupancy
 from .offloaded import scratch_of, state_entries
-from .parameters import BucketBytes, BucketSizes, StageBytes, StageParameters
+from .parameters import BucketBytes, BucketSizes, StageBytes, StageParameters, replicas_like
 from .skeleton import Skeletons
 from .snapshot import snapshot_bytes
 
@@ -46,40 +47,42 @@ class Prediction:
     @cached_property
     def of_ranks(self) -> list[Ledger]:
         """The ledger of each rank of the job."""
-        reading: dict[int, Ledger] = {}
-        found = []
-        for rank in range(self.size):
-            of = replace(self.mesh, rank=rank)
-            of_replica = self.ledgers[of.data_rank % len(self.ledgers)]
-            members = len(of_replica) // self.mesh.pipe
-            ledger = of_replica[of.pipe_rank * members + of.member % members]
-            if not (self.config.memory.zero or of.data_rank == 0):  # others write for it
-                if id(ledger) not in reading:
-                    reading[id(ledger)] = ledger.without(Purpose.SNAPSHOT)
-                ledger = reading[id(ledger)]
-            found.append(ledger)
-        return found
+        return [self.of_rank(rank) for rank in range(self.size)]
+
+    def of_rank(self, rank: int) -> Ledger:
+        """The ledger of a rank of the job."""
+        of = replace(self.mesh, rank=rank)
+        of_replica = self.ledgers[of.data_rank % len(self.ledgers)]
+        members = len(of_replica) // self.mesh.pipe
+        ledger = of_replica[of.pipe_rank * members + of.member % members]
+        writes = self.config.memory.zero or of.data_rank == 0  # else others write for it
+        return ledger if writes else self._without_snapshot[id(ledger)]
+
+    @cached_property
+    def different(self) -> list[Ledger]:
+        """The ledgers without those that ranks share, as most of many replicas do."""
+        rows = {id(of): of for of in self.ledgers}.values()
+        return list({id(one): one for of in rows for one in of}.values())
+
+    @cached_property
+    def _without_snapshot(self) -> dict[int, Ledger]:
+        return {id(one): one.without(Purpose.SNAPSHOT) for one in self.different}
 
     @cached_property
     def fullest(self) -> int:
         """The first rank of the job whose device holds most."""
-        totals = {id(ledger): ledger.total() for ledger in self.of_ranks}
-        return max(range(self.size), key=lambda rank: totals[id(self.of_ranks[rank])])
+        most = self.most
+        return next(rank for rank in range(self.size) if self.of_rank(rank).total() == most)
 
-    def of_rank(self, rank: int) -> Ledger:
-        """The ledger of a rank of the job."""
-        return self.of_ranks[rank]
-
-    @property
+    @cached_property
     def most(self) -> int:
         """Bytes on the device of the fullest rank."""
-        return self.of_rank(self.fullest).total()
+        return max(one.total() for one in self.different)
 
     @cached_property
     def unit(self) -> Unit:
         """What all sizes of one output are said in: that of what a tier of a rank holds most."""
-        ledgers = {id(one): one for one in self.of_ranks}.values()
-        return Unit.of(max(one.total(tier) for one in ledgers for tier in Tier))
+        return Unit.of(max(one.total(tier) for one in self.different for tier in Tier))
 
     @property
     def size(self) -> int:
@@ -89,8 +92,7 @@ class Prediction:
     @property
     def unknown(self) -> tuple[str, ...]:
         """What could not be predicted, one text each."""
-        every = {id(one): one for of_replica in self.ledgers for one in of_replica}.values()
-        return tuple(dict.fromkeys(text for one in every for text in one.unknown))
+        return tuple(dict.fromkeys(text for one in self.different for text in one.unknown))
 
 
 class Predictor:
@@ -166,19 +168,17 @@ class Predictor:
                 entries.append(Entry(Purpose.SNAPSHOT, Tier.HOST, copied))
             return Ledger.of(entries, unknown)
 
-        replicas = range(job.replicas if job.shards else 1)
         members = range(job.team if job.shards else 1)
-        return Prediction(
-            config,
-            schedule,
-            job,
-            mesh,
-            tuple(
-                tuple(ledger(one, rank, member) for rank in range(job.ranks) for member in members)
-                for one in replicas
-            ),
-            tuple(of.owned for of in held_by),
-        )
+
+        @cache
+        def of_like(replica: int) -> tuple[Ledger, ...]:
+            pairs = product(range(job.ranks), members)
+            return tuple(ledger(replica, rank, member) for rank, member in pairs)
+
+        replicas = replicas_like(job, held_by) if job.shards else (0,)
+        ledgers = tuple(map(of_like, replicas))
+        owned = tuple(of.owned for of in held_by)
+        return Prediction(config, schedule, job, mesh, ledgers, owned)
 
     def _of_team(self, parallel: Parallel) -> tuple[Skeletons, StashSource | None]:
         """The layers of the first member of a team, which has most, and what stages keep there."""
