@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.ledger.advice import advices
-from axrt.ledger.ledger import Purpose, Tier
+from axrt.ledger.ledger import Ledger, Purpose, Tier
 from axrt.ledger.prediction import Prediction, Predictor
 from axrt.model.module import PipelineModule
 from axrt.planning.default_schedule import settled
@@ -47,6 +47,7 @@ from .table_stashes import TableStashes
 
 _NOTHING_SAVED = Saving("none", "none")._asdict()
 _GB = 1e9
+_UNEVEN = 1.01  # what is held in all, beside what it is with other cuts
 _MOVED = 3  # of the fastest layouts, those whose cuts are moved
 KEPT = 6  # layouts: the fastest, and five that come next
 
@@ -112,6 +113,7 @@ class Search:
         self.refused = ""  # why the first of those that cannot be cannot
         self.simulated = 0  # number of layouts
         self._last: Prediction | None = None
+        self._too_large = set[tuple[object, ...]]()  # shapes with keys that no policy makes fit
         self._prunes = True  # what only adds to what fits is left out
 
     def best(self) -> list[Choice]:
@@ -270,14 +272,28 @@ class Search:
                 continue
             if self._prunes and any(_only_adds((zero, saving), before) for before in fitting):
                 continue
+            whole = (shape, of["rank_order"], zero, saving)
+            if whole in self._too_large:
+                continue
             with suppress(ConfigError):
                 config = laid_out(self._config, shape, cuts, **of)
                 found = self.predicted(config)
                 yield config
                 if self.fits(found):
                     fitting.append((zero, saving))
+                elif self._fits_with_no_cuts(shape, found):
+                    self._too_large.add(whole)
                 elif cuts_that_fit := self._cuts_that_fit(shape, found):
                     yield _with_cuts(config, cuts_that_fit)
+
+    def _fits_with_no_cuts(self, shape: Shape, prediction: Prediction) -> bool:
+        """What ranks hold of a layout whatever its policy, and one microbatch on each stage, is
+        more than they have room for, shared out in whatever way."""
+        job, layers = prediction.job, self._layers_of(shape.tensor, shape.samples)
+        held = sum(_lasting(prediction.ledger_of(0, rank, 0)) for rank in range(job.ranks))
+        if not job.recomputed:
+            held += sum(layer.stash_bytes for layer in layers)
+        return held > _UNEVEN * job.ranks * self._room
 
     def _cuts_that_fit(self, shape: Shape, prediction: Prediction) -> list[int]:
         """Where stages would have to begin so that all fit, of a layout that does not; [] where
@@ -336,6 +352,12 @@ class Search:
             return None
         self.simulated += 1
         return Choice(prediction, self.times.of(prediction))
+
+
+def _lasting(ledger: Ledger) -> int:
+    """Bytes on a device that no policy changes."""
+    changing = (Purpose.STASH, Purpose.MESSAGES, Purpose.GRADIENTS)
+    return ledger.total() - sum(map(ledger.of_purpose, changing))
 
 
 def _only_adds(one: tuple[int, Saving], other: tuple[int, Saving]) -> bool:

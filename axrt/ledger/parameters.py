@@ -6,6 +6,7 @@ So alignment, the cut into buckets and the rules of narrow types are those of a 
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -271,15 +272,18 @@ class StageParameters:
         return copied, added
 
 
-def replicas_like(job: Job, stages: Sequence[StageParameters]) -> list[int]:
-    """For each replica one that holds as much on each of its ranks: the first such, replica 0 left
-    out, which alone writes for others."""
+def copies_apart(job: Job, stages: Sequence[StageParameters]) -> Iterator[tuple[int, int]]:
+    """Replicas, and members there, among which is one like each that there is, as far as these
+    stages say; those of replica 0 are."""
+    if not job.shards:  # then all hold as much
+        yield 0, 0
+        return
+    pipes, shards = job.pipes // job.replicas, job.pipes_a_group
     apart = frozenset[int]().union(*(of.apart for of in stages))
-    pipes, alike, found = job.pipes // job.replicas, dict[tuple[int, ...], int](), [0]
-    for replica in range(1, job.replicas):
-        mine = range(replica * pipes, (replica + 1) * pipes)
-        found.append(alike.setdefault(tuple(_like_pipe(job, of, apart) for of in mine), replica))
-    return found
+    yield from ((0, member) for member in range(job.team))
+    usual = (pipe for pipe in range(pipes, shards) if pipe not in apart)
+    each = range(shards) if shards <= _EACH_SHARD else (*apart, *islice(usual, 1))
+    yield from ((pipe // pipes, pipe % job.team) for pipe in each)
 
 
 def _like_pipe(job: Job, pipe: int, apart: Collection[int]) -> int:

@@ -1,9 +1,9 @@
 """The ledgers of all ranks of a run, from its model and settings alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from itertools import product
+from functools import cached_property
+from itertools import starmap
 from typing import Any
 
 from torch import nn
@@ -24,7 +24,7 @@ from .activations import Stashes, StashSource
 from .ledger import Entry, Ledger, Purpose, Tier, Unit
 from .occupancy import Occupancies, Occupancy
 from .offloaded import scratch_of, state_entries
-from .parameters import BucketBytes, BucketSizes, StageBytes, StageParameters, replicas_like
+from .parameters import BucketBytes, BucketSizes, StageBytes, StageParameters, copies_apart
 from .skeleton import Skeletons
 from .snapshot import snapshot_bytes
 
@@ -37,10 +37,10 @@ class Prediction:
     schedule: Schedule  # settings of its schedule, with the policy that it has
     job: Job  # the schedule itself, for the model
     mesh: Mesh  # numbers of pipelines and replicas
-    # ledger of each rank of a pipeline, by replica; where all replicas have the same, that of
-    # the first. Where members of teams have different shards, that of each one after the other;
-    # else that of the first member, which has most
-    ledgers: tuple[tuple[Ledger, ...], ...]
+    # gives the ledger of a place: a replica, rank of its pipeline, and member of the team there;
+    # the same one for those that hold as much
+    ledger_of: Callable[[int, int, int], Ledger]
+    places: tuple[tuple[int, int, int], ...]  # places among which is one like each that there is
     # what the owners of each stage's matrices step; () for a stage without any
     owned: tuple[tuple[Owned, ...], ...] = ()
 
@@ -52,17 +52,15 @@ class Prediction:
     def of_rank(self, rank: int) -> Ledger:
         """The ledger of a rank of the job."""
         of = replace(self.mesh, rank=rank)
-        of_replica = self.ledgers[of.data_rank % len(self.ledgers)]
-        members = len(of_replica) // self.mesh.pipe
-        ledger = of_replica[of.pipe_rank * members + of.member % members]
+        replica, member = (of.data_rank, of.member) if self.job.shards else (0, 0)
+        ledger = self.ledger_of(replica, of.pipe_rank, member)
         writes = self.config.memory.zero or of.data_rank == 0  # else others write for it
         return ledger if writes else self._without_snapshot[id(ledger)]
 
     @cached_property
     def different(self) -> list[Ledger]:
         """The ledgers without those that ranks share, as most of many replicas do."""
-        rows = {id(of): of for of in self.ledgers}.values()
-        return list({id(one): one for of in rows for one in of}.values())
+        return list({id(one): one for one in starmap(self.ledger_of, self.places)}.values())
 
     @cached_property
     def _without_snapshot(self) -> dict[int, Ledger]:
@@ -168,17 +166,15 @@ class Predictor:
                 entries.append(Entry(Purpose.SNAPSHOT, Tier.HOST, copied))
             return Ledger.of(entries, unknown)
 
-        members = range(job.team if job.shards else 1)
-
-        @cache
-        def of_like(replica: int) -> tuple[Ledger, ...]:
-            pairs = product(range(job.ranks), members)
-            return tuple(ledger(replica, rank, member) for rank, member in pairs)
-
-        replicas = replicas_like(job, held_by) if job.shards else (0,)
-        ledgers = tuple(map(of_like, replicas))
+        places = tuple(
+            (replica, rank, member)
+            for rank in range(job.ranks)
+            for replica, member in copies_apart(
+                job, [held_by[of] for of in job.placement.stages_of(rank)]
+            )
+        )
         owned = tuple(of.owned for of in held_by)
-        return Prediction(config, schedule, job, mesh, ledgers, owned)
+        return Prediction(config, schedule, job, mesh, ledger, places, owned)
 
     def _of_team(self, parallel: Parallel) -> tuple[Skeletons, StashSource | None]:
         """The layers of the first member of a team, which has most, and what stages keep there."""
