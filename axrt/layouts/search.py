@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.ledger.advice import advices
-from axrt.ledger.ledger import Ledger, Purpose, Tier
+from axrt.ledger.ledger import Purpose, Tier
 from axrt.ledger.prediction import Prediction, Predictor
 from axrt.model.module import PipelineModule
 from axrt.planning.default_schedule import settled
@@ -25,7 +25,6 @@ from axrt.scheduler.cluster.cluster import Cluster
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.planning.balance import balanced, evened
 from axrt.scheduler.planning.cuts import MemberCost, best_cuts
-from axrt.scheduler.simulation.cost_table import LayerCosts
 from axrt.scheduler.simulation.model_costs import TASK_S
 from axrt.store.presets import optimizer_factory
 from axrt.world.mesh import Mesh
@@ -42,12 +41,12 @@ from .candidates import (
     shapes,
     stages_of_zero,
 )
+from .least_held import LeastHeld
 from .step_time import LayersOf, StepTime, StepTimes
 from .table_stashes import TableStashes
 
 _NOTHING_SAVED = Saving("none", "none")._asdict()
 _GB = 1e9
-_UNEVEN = 1.01  # what is held in all, beside what it is with other cuts
 _MOVED = 3  # of the fastest layouts, those whose cuts are moved
 KEPT = 6  # layouts: the fastest, and five that come next
 
@@ -113,7 +112,9 @@ class Search:
         self.refused = ""  # why the first of those that cannot be cannot
         self.simulated = 0  # number of layouts
         self._last: Prediction | None = None
-        self._too_large = set[tuple[object, ...]]()  # shapes with keys that no policy makes fit
+        self._least: dict[int, LeastHeld] = {}  # by members of a team
+        self._bounds: dict[tuple[object, ...], float] = {}
+        self._cuts: dict[tuple[object, ...], list[int]] = {}
         self._prunes = True  # what only adds to what fits is left out
 
     def best(self) -> list[Choice]:
@@ -240,17 +241,26 @@ class Search:
         for name, placement in policies(shape):
             if placement.stages > len(layers) or keys.get("policy", name) != name:
                 continue
-            cuts = _even_cuts(placement, layers)
+            cuts = self._even_cuts(placement, shape)
             orders, ways = self.rank_orders(shape), fills(self._config, shape)
             for order, fill in product(orders, ways):
                 found = {"policy": name, "rank_order": order, "fill": fill, **keys}
                 is_asked = (found["rank_order"], found["fill"]) == (order, fill)
-                if is_asked and self._least_of(shape, cuts, found) < limit():
+                if is_asked and self._least_of(shape, placement, found) < limit():
                     yield from self._by_memory(shape, cuts, found)
 
-    def _least_of(self, shape: Shape, cuts: Sequence[int], keys: dict[str, Any]) -> float:
-        """Seconds that a step of some layouts takes at least; infinity: they cannot be."""
+    def _least_of(self, shape: Shape, placement: Placement, keys: dict[str, Any]) -> float:
+        """Seconds that a step of some layouts takes at least; infinity: they cannot be. Policies of
+        one placement have the same."""
+        key = shape, placement, keys["rank_order"], keys["fill"]
+        found = self._bounds.get(key, inf)
+        if found == inf:  # not known, or another policy cannot be
+            found = self._bounds[key] = self._found_least(shape, placement, keys)
+        return found
+
+    def _found_least(self, shape: Shape, placement: Placement, keys: dict[str, Any]) -> float:
         try:
+            cuts = self._even_cuts(placement, shape)
             config = laid_out(self._config, shape, cuts, **{**keys, "zero": 0, **_NOTHING_SAVED})
             size = self._cluster.num_devices
             of = config.parallel
@@ -259,6 +269,16 @@ class Search:
         except ConfigError as error:
             self.refused = self.refused or str(error)
             return inf
+
+    def _even_cuts(self, placement: Placement, shape: Shape) -> list[int]:
+        """Where stages begin, so that ranks take equally long."""
+        key = placement, shape.tensor, shape.samples
+        if key not in self._cuts:
+            layers = self._layers_of(shape.tensor, shape.samples)
+            seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
+            even = balanced(seconds, placement.stages)
+            self._cuts[key] = evened(seconds, even, placement.held)
+        return self._cuts[key]
 
     def _by_memory(
         self, shape: Shape, cuts: Sequence[int], keys: dict[str, Any]
@@ -272,8 +292,8 @@ class Search:
                 continue
             if self._prunes and any(_only_adds((zero, saving), before) for before in fitting):
                 continue
-            whole = (shape, of["rank_order"], zero, saving)
-            if whole in self._too_large:
+            # Of those that do not fit one at least is looked at, to say what is missing.
+            if self.tightest and self._least_held(shape, zero, saving) > self._room:
                 continue
             with suppress(ConfigError):
                 config = laid_out(self._config, shape, cuts, **of)
@@ -281,19 +301,22 @@ class Search:
                 yield config
                 if self.fits(found):
                     fitting.append((zero, saving))
-                elif self._fits_with_no_cuts(shape, found):
-                    self._too_large.add(whole)
                 elif cuts_that_fit := self._cuts_that_fit(shape, found):
                     yield _with_cuts(config, cuts_that_fit)
 
-    def _fits_with_no_cuts(self, shape: Shape, prediction: Prediction) -> bool:
-        """What ranks hold of a layout whatever its policy, and one microbatch on each stage, is
-        more than they have room for, shared out in whatever way."""
-        job, layers = prediction.job, self._layers_of(shape.tensor, shape.samples)
-        held = sum(_lasting(prediction.ledger_of(0, rank, 0)) for rank in range(job.ranks))
-        if not job.recomputed:
-            held += sum(layer.stash_bytes for layer in layers)
-        return held > _UNEVEN * job.ranks * self._room
+    def _least_held(self, shape: Shape, zero: int, saving: Saving) -> float:
+        """Bytes that the fullest rank of a shape holds at least, whatever its policy and cuts."""
+        team = shape.tensor
+        if team not in self._least:
+            alone = Shape(team, 1, self._cluster.num_devices // team, 1, 1)
+            config = laid_out(
+                self._config, alone, "uniform", policy="1f1b", zero=0, **_NOTHING_SAVED
+            )
+            self._least[team] = LeastHeld(
+                self._predictor.predict(config, self._cluster.num_devices)
+            )
+        layers = self._layers_of(team, shape.samples)
+        return self._least[team].of(shape, layers, zero, saving)
 
     def _cuts_that_fit(self, shape: Shape, prediction: Prediction) -> list[int]:
         """Where stages would have to begin so that all fit, of a layout that does not; [] where
@@ -354,12 +377,6 @@ class Search:
         return Choice(prediction, self.times.of(prediction))
 
 
-def _lasting(ledger: Ledger) -> int:
-    """Bytes on a device that no policy changes."""
-    changing = (Purpose.STASH, Purpose.MESSAGES, Purpose.GRADIENTS)
-    return ledger.total() - sum(map(ledger.of_purpose, changing))
-
-
 def _only_adds(one: tuple[int, Saving], other: tuple[int, Saving]) -> bool:
     """What saves memory in one layout is that of another one, and more."""
     (zero, saving), (of_zero, of_saving) = one, other
@@ -381,12 +398,6 @@ def _moved(cuts: Sequence[int]) -> Iterator[list[int]]:
 
 def _with_cuts(config: Config, cuts: Sequence[int]) -> Config:
     return replace(config, parallel=replace(config.parallel, partition=tuple(cuts)))
-
-
-def _even_cuts(placement: Placement, layers: Sequence[LayerCosts]) -> list[int]:
-    """Where stages begin, so that ranks take equally long."""
-    seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
-    return evened(seconds, balanced(seconds, placement.stages), placement.held)
 
 
 def _limit(found: dict[tuple[object, ...], Choice]) -> float:

@@ -66,6 +66,7 @@ class StepTimes:
 
     def __init__(self, cluster: Cluster, layers_of: LayersOf, task_s: float = TASK_S) -> None:
         self._cluster, self._layers_of, self._task_s = cluster, layers_of, task_s
+        self._links: dict[tuple[int, Mesh], dict[tuple[int, int], Edge]] = {}
 
     def least_s(self, config: Config, job: Job, mesh: Mesh) -> float:
         """Seconds that a step of a schedule takes at least, whatever its end takes."""
@@ -112,16 +113,21 @@ class StepTimes:
         return ModelCosts(
             list(self._simulated(job, layers)),
             task_s=self._task_s,
-            edges=dict(self._edges(job, mesh)),
+            edges=self._edges_of(job.ranks, mesh),
             # A simulation has two members at most, and cuts what it sends by their number.
             team=min(team, 2),
             exchange_s=tuple(self._exchange_s(job, mesh, layers)),
         )
 
-    def _edges(self, job: Job, mesh: Mesh) -> Iterator[tuple[tuple[int, int], Edge]]:
+    def _edges_of(self, ranks: int, mesh: Mesh) -> dict[tuple[int, int], Edge]:
         """The links between members of neighbouring ranks of a pipeline, as the simulation numbers
         them."""
-        ranks, members = job.ranks, min(mesh.tensor, 2)
+        if (ranks, mesh) not in self._links:
+            self._links[ranks, mesh] = dict(self._edges(ranks, mesh))
+        return self._links[ranks, mesh]
+
+    def _edges(self, ranks: int, mesh: Mesh) -> Iterator[tuple[tuple[int, int], Edge]]:
+        members = min(mesh.tensor, 2)
         for a in range(ranks):
             for b in {(a + 1) % ranks, (a - 1) % ranks} - {a}:
                 edge = self._edge(mesh, a, b)
