@@ -84,9 +84,13 @@ class ModelledTable:
 
     def _on_line(self, degree: int, samples: int) -> Counts:
         few, more = self._counted(degree, _FEW), self._counted(degree, _MORE)
-        pairs = zip(different(few), different(more), strict=True)
-        made = {id(one): _along(one, other, samples) for one, other in pairs}
-        return [made[id(one)] for one in few]
+        made: dict[
+            tuple[int, int], LayerCounts
+        ] = {}  # layers share one by size, not in the same way
+        for one, other in zip(few, more, strict=True):
+            if (id(one), id(other)) not in made:
+                made[id(one), id(other)] = _along(one, other, samples)
+        return [made[id(one), id(other)] for one, other in zip(few, more, strict=True)]
 
     def _is_line(self, degree: int) -> bool:
         if degree not in self._lines:

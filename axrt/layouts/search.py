@@ -112,7 +112,7 @@ class Search:
         self.refused = ""  # why the first of those that cannot be cannot
         self.simulated = 0  # number of layouts
         self._last: Prediction | None = None
-        self._least: dict[int, LeastHeld] = {}  # by members of a team
+        self._least: dict[int, LeastHeld | None] = {}  # by members of a team
         self._bounds: dict[tuple[object, ...], float] = {}
         self._cuts: dict[tuple[object, ...], list[int]] = {}
         self._prunes = True  # what only adds to what fits is left out
@@ -292,8 +292,9 @@ class Search:
                 continue
             if self._prunes and any(_only_adds((zero, saving), before) for before in fitting):
                 continue
-            # Of those that do not fit one at least is looked at, to say what is missing.
-            if self.tightest and self._least_held(shape, zero, saving) > self._room:
+            # What does not fit is looked at as long as it may lack least.
+            least = self._least_held(shape, zero, saving)
+            if self.tightest and least > max(self._room, self.tightest.most):
                 continue
             with suppress(ConfigError):
                 config = laid_out(self._config, shape, cuts, **of)
@@ -305,18 +306,17 @@ class Search:
                     yield _with_cuts(config, cuts_that_fit)
 
     def _least_held(self, shape: Shape, zero: int, saving: Saving) -> float:
-        """Bytes that the fullest rank of a shape holds at least, whatever its policy and cuts."""
-        team = shape.tensor
+        """Bytes that the fullest rank of a shape holds at least, whatever its policy and cuts; 0:
+        not known."""
+        team, size = shape.tensor, self._cluster.num_devices
         if team not in self._least:
-            alone = Shape(team, 1, self._cluster.num_devices // team, 1, 1)
-            config = laid_out(
-                self._config, alone, "uniform", policy="1f1b", zero=0, **_NOTHING_SAVED
-            )
-            self._least[team] = LeastHeld(
-                self._predictor.predict(config, self._cluster.num_devices)
-            )
-        layers = self._layers_of(team, shape.samples)
-        return self._least[team].of(shape, layers, zero, saving)
+            alone, keys = Shape(team, 1, size // team, 1, 1), {"policy": "1f1b", "zero": 0}
+            self._least[team] = None
+            with suppress(ConfigError):
+                config = laid_out(self._config, alone, "uniform", **keys, **_NOTHING_SAVED)
+                self._least[team] = LeastHeld(self._predictor.predict(config, size))
+        of = self._least[team]
+        return of.of(shape, self._layers_of(team, shape.samples), zero, saving) if of else 0.0
 
     def _cuts_that_fit(self, shape: Shape, prediction: Prediction) -> list[int]:
         """Where stages would have to begin so that all fit, of a layout that does not; [] where

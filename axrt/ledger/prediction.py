@@ -40,7 +40,8 @@ class Prediction:
     # gives the ledger of a place: a replica, rank of its pipeline, and member of the team there;
     # the same one for those that hold as much
     ledger_of: Callable[[int, int, int], Ledger]
-    places: tuple[tuple[int, int, int], ...]  # places among which is one like each that there is
+    # places among which is one like each that there is on devices; on hosts others may hold less
+    places: tuple[tuple[int, int, int], ...]
     # what the owners of each stage's matrices step; () for a stage without any
     owned: tuple[tuple[Owned, ...], ...] = ()
 
@@ -59,7 +60,7 @@ class Prediction:
 
     @cached_property
     def different(self) -> list[Ledger]:
-        """The ledgers without those that ranks share, as most of many replicas do."""
+        """The ledgers of all devices, each once: most of many replicas have one."""
         return list({id(one): one for one in starmap(self.ledger_of, self.places)}.values())
 
     @cached_property

@@ -20,7 +20,8 @@ _OF_OTHERS = DispatchKey.CompositeImplicitAutograd
 
 
 def unify(graph: Graph) -> None:
-    """Leave out the nodes of an exported graph that give a tensor back as it is."""
+    """Leave out the nodes of an exported graph that give a tensor back as it is, in the types that
+    it was exported in. What is read of weights and inputs stays."""
     for node in list(graph.nodes):
         if same := _given_back(node):
             node.replace_all_uses_with(same)
@@ -41,4 +42,5 @@ def _given_back(node: Node) -> Node | None:
             found = of(*args, **kwargs)
     except Exception:  # what cannot be tried stays a node of its own
         return None
-    return next((one for one in node.all_input_nodes if one.meta.get("val") is found), None)
+    read = (one for one in node.all_input_nodes if one.op != "placeholder")
+    return next((one for one in read if one.meta.get("val") is found), None)

@@ -11,7 +11,7 @@ alarm. A rank that is stopped, holds the interpreter for ever or waits for itsel
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ _LONGEST_TICK_S, _TICKS = 1.0, 20.0  # of the patience
 _ASKS_AFTER_S, _SHARE_OF_PATIENCE = 5.0, 0.25
 _ANSWERS = "it answers, and does nothing: a deadlock?"
 _SILENT = "it does not answer: it has died, or is stopped"
+_LAST_S = 0.2  # for signs on their way when an engine closes
 _WORKS = 0.02  # of a core: a display that is drawn anew now and then takes less
 
 
@@ -80,6 +81,7 @@ class Heartbeat(Silence):
             None  # the ranks that were waited for, and the sign of one that is lost
         )
         self._sending: list[tuple[MPI.Request, bytes]] = []
+        self._asked: dict[int, MPI.Request] = {}  # the last question to each rank
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="axrt heartbeat", daemon=True)
         self._thread.start()
@@ -123,9 +125,16 @@ class Heartbeat(Silence):
 
     def free(self) -> None:
         self.stop()
+        until = time.monotonic() + _LAST_S
         with suppress(self._mpi.Exception):
-            if all(request.Test() for request, _ in self._sending):
-                self._comm.Free()
+            while True:
+                list(self._received())  # or whoever asked could not free theirs
+                if all(request.Test() for request, _ in self._sending):
+                    self._comm.Free()
+                    return
+                if time.monotonic() > until:  # of a rank that is lost it stays
+                    return
+                time.sleep(1e-3)
 
     def _told(self, sign: Sign, waited_s: float) -> str:
         whom = " and ".join(f"rank {rank}" for rank in self._waits_for)
@@ -161,26 +170,33 @@ class Heartbeat(Silence):
         ):  # a rank that has died says nothing, which is what counts
             self._hear()
         for rank in waits_for:
-            self._send(rank, _ASK, Sign(0.0, rank))
+            # A question that has not been received is as good as a new one.
+            if rank not in self._asked or self._is_done(self._asked[rank]):
+                self._send(rank, _ASK, Sign(0.0, rank))
         lost = self._liveness.lost()
         self._verdict = (waits_for, lost) if lost else None
 
     def _hear(self) -> None:
         """Answer, and then take in answers: a sign that is passed on has grown older here first,
         or two ranks that wait for each other would hand the same one to and fro."""
-        mpi, status = self._mpi, self._mpi.Status()
         asked, answers = [], []
-        while (message := self._comm.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)) is not None:
-            data = bytearray(status.Get_count(mpi.BYTE))
-            message.Recv([data, mpi.BYTE])
-            if status.Get_tag() == _ASK:
-                asked.append(status.Get_source())
+        for source, tag, data in self._received():
+            if tag == _ASK:
+                asked.append(source)
             else:
-                answers.append((status.Get_source(), *_SIGN.unpack(data)))
+                answers.append((source, *_SIGN.unpack(data)))
         for source in asked:
             self._send(source, _ANSWER, self._liveness.sign())
         for answer in answers:
             self._liveness.heard(*answer)
+
+    def _received(self) -> Iterator[tuple[int, int, bytearray]]:
+        """The source, tag and data of each sign that has come."""
+        mpi, status = self._mpi, self._mpi.Status()
+        while (message := self._comm.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)) is not None:
+            data = bytearray(status.Get_count(mpi.BYTE))
+            message.Recv([data, mpi.BYTE])
+            yield status.Get_source(), status.Get_tag(), data
 
     def _send(self, rank: int, tag: int, sign: Sign) -> None:
         """Send without waiting: a stopped rank receives nothing.
@@ -193,7 +209,10 @@ class Heartbeat(Silence):
         ]
         data = _SIGN.pack(sign.silent_s, sign.about)
         with suppress(self._mpi.Exception):
-            self._sending.append((self._comm.Issend([data, self._mpi.BYTE], rank, tag), data))
+            request = self._comm.Issend([data, self._mpi.BYTE], rank, tag)
+            self._sending.append((request, data))
+            if tag == _ASK:
+                self._asked[rank] = request
 
     def _is_done(self, request: "MPI.Request") -> bool:
         """It has been sent, or never will be."""

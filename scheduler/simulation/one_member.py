@@ -5,6 +5,9 @@
 # exchanges, one after the other, so it may as well come in one piece. With k joints that is a
 # simulation of 2 (1 + k) times fewer tasks. Of three members or more the slices of one arrive one
 # after the other, so they are not quite alike.
+#
+# Times are added up in another order. Where two events tie, rounding decides which comes first, and
+# a policy may choose otherwise: with equal stages 2 of 384 steps took up to 0.7 % less so.
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +17,19 @@ from .costs import Costs, Edge, Work
 
 
 def one_member(job: Job, costs: Costs) -> tuple[Job, Costs]:
-    """A job of one member, and costs, whose simulation takes as long step by step, where the
-    teams of a job are of two that are alike and wait at joints; else the same job and costs."""
+    """A job of one member, and costs, whose simulation takes as long step by step, ties aside.
+
+    That is where the teams of a job are of two that are alike and wait at joints; else the job and
+    costs stay.
+    """
     exchanges = costs.exchange_of or (costs.exchange,) * job.stages
     is_alike = not (costs.jitter or costs.lengths or costs.hiccups[0] or costs.stragglers)
     # Longer exchanges are not waited for: other work runs behind a while (`Linger`).
     is_waited_for = max(exchanges) <= costs.of_busiest(job.placement)
     # Members tell each other norms, which may take longer than on a member's own way.
-    is_told_at_once = not (job.votes and costs.edge.latency) and not costs.node
-    is_same = is_alike and is_waited_for and is_told_at_once
+    is_told_at_once = not (job.votes and costs.edge.latency)
+    has_own_links = not costs.node and not costs.edge_shared
+    is_same = is_alike and is_waited_for and is_told_at_once and has_own_links
     if job.team != 2 or job.fills or job.replicas > 1 or not is_same:
         return job, costs
     works = list(_works(job, costs, exchanges))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import axrt
 from axrt.cli.sample import sample_of
 from axrt.config import Config
 from axrt.device.device import CPU
@@ -147,3 +148,29 @@ def test_a_loss_that_compares_samples_is_counted_for_each_size() -> None:
 
     (_, last) = table_of([nn.Identity(), nn.Linear(4, 4)], loss).of(1, 16)
     assert last.operations == 2 * 16 * 4 * 4 + 2 * 16 * 16 * 4
+
+
+class Transposed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(0, 1).contiguous()
+
+
+def test_layers_that_are_alike_for_some_sizes_alone_are_told_apart() -> None:
+    """With four samples both activations get the same shape, with two they do not."""
+    layers = [axrt.LayerSpec(nn.Linear, 8, 8), axrt.LayerSpec(nn.GELU), axrt.LayerSpec(Transposed)]
+    model = PipelineModule([*layers, *layers[1:], axrt.LayerSpec(nn.Linear, 8, 8)], mean_squares)
+
+    def sample(config: Config) -> Any:
+        value = torch.zeros(config.schedule.microbatch_size, 4, 8)
+        return value, value
+
+    config = Config.read({"schedule": {"microbatch_size": 2}})
+    cluster = Cluster(1, 1, FAST_MEMORY, Link(1e-6, 1e9), Link(1e-6, 1e9))
+    found = ModelledTable(config, model, cluster, sample).of(1, 16)
+    every = replace(config, schedule=replace(config.schedule, microbatch_size=16))
+    counted = [one.on(FAST_MEMORY) for one in counted_layers(model, every, sample(every))]
+    assert list(found) == counted
+
+
+def mean_squares(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (value - target).square().mean()

@@ -144,6 +144,17 @@ def test_of_a_layout_memory_is_that_of_the_ledger_but_for_what_stages_share() ->
     assert best.prediction.most == pytest.approx(exact.predict(best.config, 2).most, rel=0.05)
 
 
+def test_where_nothing_fits_the_layout_that_holds_least_is_known() -> None:
+    """Whatever is passed over since it cannot fit."""
+    of, every = search(cluster(memory=1e4)), search(cluster(memory=1e4))
+    every._least_held = lambda *_: 0.0  # type: ignore[method-assign]
+    assert not of.best()
+    assert not every.best()
+    assert of.tightest
+    assert every.tightest
+    assert of.tightest.most == every.tightest.most
+
+
 def test_where_memory_is_short_layouts_save_it_or_nothing_fits() -> None:
     roomy = search(cluster()).best()[0]
     short = search(cluster(memory=roomy.prediction.most * 0.7)).best()

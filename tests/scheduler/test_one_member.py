@@ -78,6 +78,8 @@ def ends(line: Timeline, rank: int) -> list[float]:
         ({"team": 4}, {}),
         ({}, {"jitter": 0.1}),
         ({}, {"lengths": 0.1}),
+        ({}, {"edge_shared": True}),
+        ({}, {"node": 2}),
         ({}, {"stragglers": {1: 2.0}}),
         ({}, {"exchange_of": (100.0,) * 4}),
         ({"votes": True}, {"edge": Edge(0.1)}),
