@@ -84,9 +84,8 @@ class ModelledTable:
 
     def _on_line(self, degree: int, samples: int) -> Counts:
         few, more = self._counted(degree, _FEW), self._counted(degree, _MORE)
-        made: dict[
-            tuple[int, int], LayerCounts
-        ] = {}  # layers share one by size, not in the same way
+        # Layers may share one of a size, and not of the other: shapes tell them apart.
+        made: dict[tuple[int, int], LayerCounts] = {}
         for one, other in zip(few, more, strict=True):
             if (id(one), id(other)) not in made:
                 made[id(one), id(other)] = _along(one, other, samples)
