@@ -47,6 +47,11 @@ class _Durations:
         self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
         self._base: dict[tuple[AnyKind, int], float] = {}
         self.numbers: dict[int, int | None] = {}
+        self._pieces: dict[tuple[AnyKind, int], int] = {}
+        # What a task takes where nothing varies.
+        self._steady: dict[tuple[AnyKind, int], float] | None = None
+        if not (self._varies or costs.lengths):
+            self._steady = {}
         self._on_buckets = {
             Kind.REDUCE: costs.reduce,
             Kind.ACROSS: costs.reduce / job.pipes_a_group,
@@ -70,6 +75,15 @@ class _Durations:
             self._base[Kind.STEP, stage] = costs.step_of[stage] if costs.step_of else costs.step
 
     def of(self, task: Task) -> float:
+        kind, stage, *_ = task
+        if self._steady is None or (kind.of_a_microbatch and self.numbers[task.microbatch] is None):
+            return self._of(task)
+        known = self._steady.get((kind, stage))
+        if known is None:
+            known = self._steady[kind, stage] = self._of(task)
+        return known
+
+    def _of(self, task: Task) -> float:
         kind, stage, *_ = task
         if kind is Kind.STEP:
             return self._base[kind, stage]
@@ -106,6 +120,12 @@ class _Durations:
 
     def pieces_of(self, kind: AnyKind, stage: int) -> int:
         """The number of pieces that a task comes in; they take equally long."""
+        known = self._pieces.get((kind, stage))
+        if known is None:
+            known = self._pieces[kind, stage] = self._counted_pieces(kind, stage)
+        return known
+
+    def _counted_pieces(self, kind: AnyKind, stage: int) -> int:
         joints = self._job.joints_of(stage)
         if kind is Kind.FORWARD:
             return 1 + joints.forward
@@ -177,6 +197,7 @@ class _Simulation:
         ] = []  # when, order, place; what arrives or ends, or just: look
         self._counter = 0
         self._job = job
+        self._places: dict[tuple[int, int], int] = {}  # by pipe and stage
         self._port_free = [0.0] * len(self.states)
         self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
         self._usual = [partial(self._usual_on, state) for state in self.states]
@@ -334,8 +355,12 @@ class _Simulation:
         return self._costs.of_stage(self._placement, sender).sent / self._job.team
 
     def _place_of(self, message: Message) -> int:
-        replica, place = self._job.place_of(message.pipe, message.stage)
-        return replica * self._placement.ranks * self._job.team + place
+        known = self._places.get((message.pipe, message.stage))
+        if known is None:
+            replica, place = self._job.place_of(message.pipe, message.stage)
+            known = replica * self._placement.ranks * self._job.team + place
+            self._places[message.pipe, message.stage] = known
+        return known
 
     def _end_pause(self, place: int, now: float) -> None:
         pause, self._idle_since[place] = self._idle_since[place], None

@@ -206,7 +206,13 @@ def trained(
 ) -> Outcome:
     """What a job makes, cut weights put together; whole ones are the same on all members."""
     layout = {"tensor": tensor, "pipe": pipe, "data": data}
-    sections = {**sections, "parallel": {**layout, **sections.get("parallel", {})}}
+    # By "auto" each rank would simulate the schedule, and the bits of both ways are the same.
+    fill = {"fill": ("always", "never")[(pipe + seed + len(sections)) % 2]}
+    sections = {
+        **sections,
+        "parallel": {**layout, **sections.get("parallel", {})},
+        "schedule": {**fill, **sections.get("schedule", {})},
+    }
     config = configured(MICROBATCHES, **sections)
 
     def main(transport: Any) -> tuple[int, Outcome]:

@@ -24,7 +24,7 @@ from axrt.scheduler.simulation.schedules import build_schedule
 from axrt.scheduler.simulation.simulator import order_of, simulate
 from axrt.scheduler.task import Kind, Task
 
-from ..sweeps import examples
+from ..sweeps import examples, first
 from .pipelines import Pipeline, run_in_random_order
 from .test_policies import everything_once, fitting
 
@@ -338,18 +338,21 @@ def test_a_planted_fault_is_found(
 
 @pytest.mark.parametrize(
     ("ranks", "microbatches", "exchange", "policy", "waiting", "filled"),
-    [
-        (1, 8, 0.5, "1f1b", 248, 199),
-        (1, 8, 0.5, "eager-1f1b", 248, 199),
-        (1, 8, 0.5, "zb-h2", 248, 195.5),
-        (4, 16, 0.1, "eager-1f1b", 482.6, 461.6),
-        (4, 16, 0.1, "1f1b", 482.6, 629.9),
-        (4, 16, 0.1, "zb-h2", 432.5, 415.5),
-        (4, 16, 0.5, "eager-1f1b", 589, 484),
-        (4, 16, 0.5, "zb-h2", 530.5, 429.5),
-        (8, 16, 0.5, "eager-1f1b", 713, 608),
-        (8, 16, 0.5, "zb-h2", 576.5, 468),
-    ],
+    first(
+        [
+            (1, 8, 0.5, "1f1b", 248, 199),
+            (1, 8, 0.5, "eager-1f1b", 248, 199),
+            (1, 8, 0.5, "zb-h2", 248, 195.5),
+            (4, 16, 0.1, "1f1b", 482.6, 629.9),
+            (4, 16, 0.1, "eager-1f1b", 482.6, 461.6),
+            (4, 16, 0.5, "zb-h2", 530.5, 429.5),
+            (4, 16, 0.1, "zb-h2", 432.5, 415.5),
+            (4, 16, 0.5, "eager-1f1b", 589, 484),
+            (8, 16, 0.5, "eager-1f1b", 713, 608),
+            (8, 16, 0.5, "zb-h2", 576.5, 468),
+        ],
+        quick=6,
+    ),
 )
 def test_a_step_takes_as_long_as_reckoned(
     ranks: int, microbatches: int, exchange: float, policy: str, waiting: float, filled: float

@@ -205,7 +205,7 @@ def test_a_plan_gets_never_stuck_and_keeps_its_bound(
 
 
 def test_the_same_seed_gives_the_same_choice() -> None:
-    among = worlds(2, Costs(jitter=0.2), ("linear", "vee"))
+    among = worlds(2, Costs(jitter=0.2), ("linear",))
     one, two = (job_along_plan(among, 4, 2, seed=3, effort=Effort(moves=5)) for _ in range(2))
     assert one == two
     assert replace(one, votes=True) != one
