@@ -46,6 +46,7 @@ _COMMANDS = {
         "Measure what each layer costs, for plans and simulations.",
     ),
     "plan": ("plan", "plan", "Choose the layout of a run on a cluster."),
+    "sweep": ("sweep", "sweep", "Choose layouts over values of keys of a cluster, or of a run."),
     "check-policy": ("check_policy", "check_policy", "Try a policy of your own on many schedules."),
     "memory": ("memory", "memory", "Say what each rank of a run will hold, and what would help."),
     "draw": ("draw", "draw_command", "Draw the timeline of a run, or of a simulation."),

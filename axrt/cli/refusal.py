@@ -3,15 +3,11 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import click
 
 from axrt.errors import AxrtError
 from axrt.exit_codes import Exit, exit_code_of
-
-if TYPE_CHECKING:
-    pass
 
 
 @contextmanager

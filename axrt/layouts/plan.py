@@ -139,6 +139,9 @@ def _only_nearly(number: int) -> str:
 def _nothing_fits(search: Search, cluster: Cluster) -> str:
     """The fullest rank of the layout that lacks least, and the key that would help most."""
     tightest = search.tightest
+    if tightest is None and search.pinned:
+        asked = ", ".join(f"{name} = {value!r}" for name, value in search.pinned.items())
+        return f"no layout that was tried has {asked} on these devices with the samples of a step"
     if tightest is None:
         why = search.refused or "no number of replicas shares out the samples of a step"
         return (

@@ -5,13 +5,14 @@
 # so the choice is that of simulating all. What saves memory is tried where a layout does not fit
 # without: recomputation, scratch and gradients in shards only take time.
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import product
 from math import inf
 from operator import add, sub
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from axrt.config import Config
@@ -48,6 +49,19 @@ from .table_stashes import TableStashes
 _NOTHING_SAVED = Saving("none", "none")._asdict()
 _GB = 1e9
 _MOVED = 3  # of the fastest layouts, those whose cuts are moved
+# Keys that are chosen and may be pinned, with their names here and in `Shape`.
+PINNED = {
+    "parallel.tensor": "tensor",
+    "parallel.pipe": "pipe",
+    "parallel.data": "data",
+    "schedule.microbatch_size": "samples",
+    "schedule.microbatches": "microbatches",
+    "schedule.policy": "policy",
+    "memory.zero": "zero",
+    "memory.recompute": "recompute",
+    "memory.offload": "offload",
+}
+_NOTHING_PINNED: Mapping[str, Any] = MappingProxyType({})
 KEPT = 6  # layouts: the fastest, and five that come next
 
 
@@ -88,6 +102,7 @@ class Search:
         sample_of: function that makes a microbatch of settings, (inputs, targets).
         layers_of: function that gives the costs of layers, of a degree and samples of a microbatch.
         task_s: seconds that the loop takes for a task.
+        pinned: values of some keys, by their name in `PINNED`; only layouts with these are tried.
     Raises:
         ConfigError: the settings have keys that predictions know nothing of.
     """
@@ -100,8 +115,10 @@ class Search:
         sample_of: Callable[[Config], Any],
         layers_of: LayersOf,
         task_s: float = TASK_S,
+        pinned: Mapping[str, Any] = _NOTHING_PINNED,
     ) -> None:
         check_known(config)
+        self.pinned = pinned
         self._config, self._model, self._cluster = config, model, cluster
         self._sample_of, self._layers_of = sample_of, cache(layers_of)
         self._factory = optimizer_factory(config.optimizer, model)
@@ -180,7 +197,12 @@ class Search:
     @cached_property
     def shapes(self) -> list[Shape]:
         """All shapes that there are to choose from."""
-        return list(shapes(self._config, self._model, self._cluster))
+        asked = {name: self.pinned[name] for name in Shape._fields if name in self.pinned}
+        return [
+            shape
+            for shape in shapes(self._config, self._model, self._cluster)
+            if asked.items() <= shape._asdict().items()
+        ]
 
     @property
     def savings(self) -> list[Saving]:
@@ -237,6 +259,8 @@ class Search:
         Args:
             keys: keys that have one value.
         """
+        of_shape = Shape._fields
+        keys = {**{key: of for key, of in self.pinned.items() if key not in of_shape}, **keys}
         layers = self._layers_of(shape.tensor, shape.samples)
         for name, placement in policies(shape):
             if placement.stages > len(layers) or keys.get("policy", name) != name:
