@@ -1,9 +1,10 @@
 """The layouts of a run that there are to choose from: how ranks are shared out, and what saves
 memory there."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from axrt.config import Config
@@ -29,6 +30,21 @@ _UNKNOWN = (
     *("memory.offload_activations", "memory.offload_parameters", "memory.activations_mb"),
     *("memory.reductions", "run.compile"),
 )
+
+
+# Keys that are chosen and may be pinned, with their names here and in `Shape`.
+PINNED = {
+    "parallel.tensor": "tensor",
+    "parallel.pipe": "pipe",
+    "parallel.data": "data",
+    "schedule.microbatch_size": "samples",
+    "schedule.microbatches": "microbatches",
+    "schedule.policy": "policy",
+    "memory.zero": "zero",
+    "memory.recompute": "recompute",
+    "memory.offload": "offload",
+}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Shape(NamedTuple):
@@ -67,11 +83,23 @@ def check_known(config: Config) -> None:
         )
 
 
-def shapes(config: Config, model: PipelineModule, cluster: Cluster) -> Iterator[Shape]:
+def shapes(
+    config: Config, model: PipelineModule, cluster: Cluster, pinned: Mapping[str, Any] = NOTHING
+) -> Iterator[Shape]:
     """All shapes of a step with the samples that the settings say, on all devices of a cluster.
 
     Members of a team are on one node.
+
+    Args:
+        pinned: values of some keys, by their name in `PINNED`.
     """
+    asked = {name: pinned[name] for name in Shape._fields if name in pinned}
+    for shape in _all_shapes(config, model, cluster):
+        if asked.items() <= shape._asdict().items():
+            yield shape
+
+
+def _all_shapes(config: Config, model: PipelineModule, cluster: Cluster) -> Iterator[Shape]:
     ranks, samples = cluster.num_devices, config.global_batch
     for tensor in _divisors(ranks):
         if cluster.devices % tensor or not can_share_out(config, model, tensor):

@@ -1,6 +1,6 @@
 """A layout chosen, with what a person wants to know of the choice; or why there is none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from axrt.scheduler.cluster.cluster import Cluster
 from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
 from axrt.scheduler.simulation.model_costs import TASK_S
 
-from .candidates import shapes
+from .candidates import NOTHING, Shape, shapes
 from .modelled_table import ModelledTable
 from .search import Choice, Search
 from .step_time import LayersOf
@@ -38,9 +38,17 @@ def modelled(
     return LayerSource("modelled", ModelledTable(config, model, cluster, sample_of).of)
 
 
-def measured(config: Config, model: PipelineModule, cluster: Cluster, file: Path) -> LayerSource:
+def measured(
+    config: Config,
+    model: PipelineModule,
+    cluster: Cluster,
+    file: Path,
+    pinned: Mapping[str, Any] = NOTHING,
+) -> LayerSource:
     """Costs of a table of `axrt profile`.
 
+    Args:
+        pinned: values of some keys, by their name in `PINNED`; the table may lack other shapes.
     Raises:
         ValueError: it is no such table, of another model or device, or lacks what is to be tried.
     """
@@ -54,7 +62,7 @@ def measured(config: Config, model: PipelineModule, cluster: Cluster, file: Path
             f"--costs {file} is of format 2, which does not say how many parameters a member has; "
             "expected one of format 3: measure again, with axrt profile"
         )
-    _check_all_there(config, model, cluster, table, file)
+    _check_all_there(shapes(config, model, cluster, pinned), table, file)
 
     def layers_of(degree: int, samples: int) -> Sequence[LayerCosts]:
         return table.of(samples, kinds, degree)
@@ -97,15 +105,13 @@ def _notes(config: Config, chosen: Config) -> list[str]:
     ]
 
 
-def _check_all_there(
-    config: Config, model: PipelineModule, cluster: Cluster, table: CostTable, file: Path
-) -> None:
+def _check_all_there(tried: Iterable[Shape], table: CostTable, file: Path) -> None:
     """Check that a table has every degree and size that is to be tried.
 
     Raises:
         ValueError: it lacks some.
     """
-    wanted = sorted({(of.tensor, of.samples) for of in shapes(config, model, cluster)})
+    wanted = sorted({(of.tensor, of.samples) for of in tried})
     lacking = [(t, size) for t, size in wanted if size not in table.degrees.get(t, {})]
     if lacking:
         degrees = ",".join(str(t) for t in dict.fromkeys(t for t, _ in wanted))

@@ -12,7 +12,6 @@ from functools import cache, cached_property
 from itertools import product
 from math import inf
 from operator import add, sub
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from axrt.config import Config
@@ -31,6 +30,7 @@ from axrt.store.presets import optimizer_factory
 from axrt.world.mesh import Mesh
 
 from .candidates import (
+    NOTHING,
     Saving,
     Shape,
     check_known,
@@ -49,19 +49,6 @@ from .table_stashes import TableStashes
 _NOTHING_SAVED = Saving("none", "none")._asdict()
 _GB = 1e9
 _MOVED = 3  # of the fastest layouts, those whose cuts are moved
-# Keys that are chosen and may be pinned, with their names here and in `Shape`.
-PINNED = {
-    "parallel.tensor": "tensor",
-    "parallel.pipe": "pipe",
-    "parallel.data": "data",
-    "schedule.microbatch_size": "samples",
-    "schedule.microbatches": "microbatches",
-    "schedule.policy": "policy",
-    "memory.zero": "zero",
-    "memory.recompute": "recompute",
-    "memory.offload": "offload",
-}
-_NOTHING_PINNED: Mapping[str, Any] = MappingProxyType({})
 KEPT = 6  # layouts: the fastest, and five that come next
 
 
@@ -115,7 +102,7 @@ class Search:
         sample_of: Callable[[Config], Any],
         layers_of: LayersOf,
         task_s: float = TASK_S,
-        pinned: Mapping[str, Any] = _NOTHING_PINNED,
+        pinned: Mapping[str, Any] = NOTHING,
     ) -> None:
         check_known(config)
         self.pinned = pinned
@@ -197,12 +184,7 @@ class Search:
     @cached_property
     def shapes(self) -> list[Shape]:
         """All shapes that there are to choose from."""
-        asked = {name: self.pinned[name] for name in Shape._fields if name in self.pinned}
-        return [
-            shape
-            for shape in shapes(self._config, self._model, self._cluster)
-            if asked.items() <= shape._asdict().items()
-        ]
+        return list(shapes(self._config, self._model, self._cluster, self.pinned))
 
     @property
     def savings(self) -> list[Saving]:

@@ -16,9 +16,9 @@ from axrt.models.registry import model_of
 from axrt.planning.cluster_file import is_of_cluster, read_cluster
 from axrt.scheduler.cluster.cluster import Cluster
 
-from .candidates import check_known
+from .candidates import PINNED, check_known
 from .plan import LayerSource, SampleOf, chosen, measured, modelled
-from .search import PINNED, Choice, Search
+from .search import Choice, Search
 from .told import changed_keys
 
 # Keys that a search chooses, and of which it tries no value that makes no difference.
@@ -147,15 +147,15 @@ def swept(
     for index, point in enumerate(points):
         beginning(index)
         config, cluster, model = point.config, point.cluster, model_of(point.config)
-        key = repr(config), cluster.device.digest
-        if key not in sources:  # links and memory change no costs of layers
-            sources[key] = (
-                measured(config, model, cluster, costs)
-                if costs
-                else modelled(config, model, cluster, sample_of)
-            )
-        layers_of, task_s = sources[key].layers_of, sources[key].task_s
-        search = Search(config, model, cluster, sample_of, layers_of, task_s, point.pinned)
+        if costs:
+            source = measured(config, model, cluster, costs, point.pinned)
+        else:  # links and memory change no costs of layers
+            key = repr(config), cluster.device.digest
+            if key not in sources:
+                sources[key] = modelled(config, model, cluster, sample_of)
+            source = sources[key]
+        of = (source.layers_of, source.task_s, point.pinned)
+        search = Search(config, model, cluster, sample_of, *of)
         plan = chosen(search, config, cluster, with_steps_away=False)
         if plan.refused:
             yield Outcome(point, None, False, plan.refused)
