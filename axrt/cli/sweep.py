@@ -57,13 +57,14 @@ def sweep(
     from .sample import sample_of
 
     try:
-        found = points(cluster, file, overrides, values_of(over))
+        all_points = points(cluster, file, overrides, values_of(over))
 
-        def beginning(index: int) -> None:
-            texts = " ".join(found[index].texts)
-            click.echo(f"axrt: {index + 1} of {len(found)}: {texts}", err=True)
+        def found(index: int, outcome: "Outcome") -> None:
+            *_, told = _row(outcome)
+            seconds = f", {outcome.numbers[0]:.4g} s a step" if outcome.choice else ""
+            click.echo(f"axrt: {index + 1} of {len(all_points)}: {told}{seconds}", err=True)
 
-        outcomes = list(swept(found, costs, sample_of, beginning))
+        outcomes = list(swept(all_points, costs, sample_of, found))
     except (AxrtError, ValueError) as error:
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error) if isinstance(error, AxrtError) else 2)
@@ -97,7 +98,7 @@ def _lines(outcomes: "Sequence[Outcome]", best: "Container[int]") -> Iterator[st
         yield f"{'  '.join(aligned)}  {row[-1]}".rstrip()
 
 
-def _row(one: "Outcome", is_best: bool) -> tuple[str, ...]:
+def _row(one: "Outcome", is_best: bool = False) -> tuple[str, ...]:
     from axrt.layouts.told import name_of
 
     texts = " ".join(one.point.texts)

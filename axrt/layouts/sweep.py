@@ -133,19 +133,18 @@ def swept(
     points: Sequence[Point],
     costs: Path | None,
     sample_of: SampleOf,
-    beginning: Callable[[int], object],
+    found: Callable[[int, Outcome], object],
 ) -> Iterator[Outcome]:
     """The fastest layouts of each point, the chosen one first.
 
     Args:
         costs: a table of `axrt profile`; None: costs are modelled.
-        beginning: called with the index of each point before it is searched.
+        found: called with the index of each point and its first outcome, when it has been searched.
     Raises:
         ConfigError, ValueError: a search, or the table, does not take a point.
     """
     sources: dict[tuple[str, str], LayerSource] = {}
     for index, point in enumerate(points):
-        beginning(index)
         config, cluster, model = point.config, point.cluster, model_of(point.config)
         if costs:
             source = measured(config, model, cluster, costs, point.pinned)
@@ -157,10 +156,10 @@ def swept(
         of = (source.layers_of, source.task_s, point.pinned)
         search = Search(config, model, cluster, sample_of, *of)
         plan = chosen(search, config, cluster, with_steps_away=False)
-        if plan.refused:
-            yield Outcome(point, None, False, plan.refused)
-        for place, choice in enumerate(plan.choices):
-            yield Outcome(point, choice, place == 0)
+        outcomes = [Outcome(point, one, place == 0) for place, one in enumerate(plan.choices)]
+        outcomes = outcomes or [Outcome(point, None, False, plan.refused)]
+        found(index, outcomes[0])
+        yield from outcomes
 
 
 def unbeaten(outcomes: Sequence[Outcome]) -> list[Outcome]:
