@@ -121,20 +121,23 @@ def trained(mpirun: str, settings: dict[str, Any], directory: Path) -> float:
 
 
 def spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
 @click.command()
 @click.option("--mpirun", required=True)
 @click.option("--rounds", default=5, show_default=True)
+@click.option("--only", multiple=True, type=click.Choice(list(MODELS)), help="these models alone")
 @click.argument("directory", type=click.Path(path_type=Path), default=Path("runs/plans"))
-def main(mpirun: str, rounds: int, directory: Path) -> None:
+def main(mpirun: str, rounds: int, only: tuple[str, ...], directory: Path) -> None:
     """Print a row for each model and layout."""
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     print("| model | layout | a step, ms | measured by predicted | slower than the fastest |")
     print("|---|---|---|---|---|")
     for name, model in MODELS.items():
+        if only and name not in only:
+            continue
         file = directory / f"{name.replace(' ', '-')}.toml"
         run = {"steps": STEPS, "log_every": 1, "eval_every": 0, "device": "cpu", "progress": "off"}
         settings = {
