@@ -13,7 +13,7 @@ from axrt.scheduler.cluster.cluster import Cluster
 from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
 from axrt.scheduler.simulation.model_costs import TASK_S
 
-from .candidates import NOTHING, Shape, shapes
+from .candidates import NOTHING, PINNED, Shape, shapes
 from .modelled_table import ModelledTable
 from .search import Choice, Search
 from .step_time import LayersOf
@@ -146,7 +146,8 @@ def _nothing_fits(search: Search, cluster: Cluster) -> str:
     """The fullest rank of the layout that lacks least, and the key that would help most."""
     tightest = search.tightest
     if tightest is None and search.pinned:
-        asked = ", ".join(f"{name} = {value!r}" for name, value in search.pinned.items())
+        keys = {name: key for key, name in PINNED.items()}
+        asked = ", ".join(f"{keys[name]} = {value!r}" for name, value in search.pinned.items())
         return f"no layout that was tried has {asked} on these devices with the samples of a step"
     if tightest is None:
         why = search.refused or "no number of replicas shares out the samples of a step"
