@@ -19,6 +19,7 @@ from .modelled_table import with_degree
 _ALONE = "1f1b"  # on one rank all policies are the same
 # Policies that others have replaced: the same placement, no faster, and no less to hold.
 _REPLACED = ("axonn", "gpipe", "merak", "varuna")
+_STAGES_OF_ZERO = (0, 1, 2)
 
 
 # Keys that the prediction knows nothing of: a plan would be for another run than the user's.
@@ -83,6 +84,35 @@ def check_known(config: Config) -> None:
         )
 
 
+def check_tried(pinned: Mapping[str, Any], cluster: Cluster) -> None:
+    """Check that keys are pinned to what a search can try.
+
+    Args:
+        pinned: values of some keys, by their name in `PINNED`.
+    Raises:
+        ConfigError: one is not tried, whatever the shape.
+    """
+    of_savings = zip(*savings(cluster), strict=True)
+    tried: dict[str, Sequence[Any]] = {
+        "policy": [name for name in NAMES if _holds_once(name)],
+        "zero": _STAGES_OF_ZERO,
+        **dict(zip(Saving._fields, map(list, map(dict.fromkeys, of_savings)), strict=True)),
+    }
+    for key, name in PINNED.items():
+        if name in pinned and name in tried and pinned[name] not in tried[name]:
+            away = " (and 'stream' on a cluster with device.expanded_memory)"
+            more = away if name == "offload" and not cluster.device.expanded_memory else ""
+            raise ConfigError(
+                f"{key} = {pinned[name]!r}, which is not tried; expected one of "
+                f"{', '.join(map(repr, tried[name]))}{more}"
+            )
+
+
+def _holds_once(name: str) -> bool:
+    """A policy has one pipe: no rank holds weights that another one of its pipeline has."""
+    return placement_for(policy_by_name(name), 2, 2).pipes == 1
+
+
 def shapes(
     config: Config, model: PipelineModule, cluster: Cluster, pinned: Mapping[str, Any] = NOTHING
 ) -> Iterator[Shape]:
@@ -120,12 +150,15 @@ def can_share_out(config: Config, model: PipelineModule, tensor: int) -> bool:
     return False
 
 
-def policies(shape: Shape) -> Iterator[tuple[str, Placement]]:
+def policies(shape: Shape, asked: str = "") -> Iterator[tuple[str, Placement]]:
     """The policies that fit, each with its placement. Those of two pipes hold all weights twice,
-    which is for the user to want."""
-    for name in NAMES if shape.pipe > 1 else (_ALONE,):
-        if name in _REPLACED:
-            continue
+    which is for the user to want.
+
+    Args:
+        asked: name of the only one that is wanted.
+    """
+    tried = [name for name in NAMES if name not in _REPLACED] if shape.pipe > 1 else [_ALONE]
+    for name in [asked] if asked else tried:
         with suppress(ValueError):
             policy = policy_by_name(name)
             placement = placement_for(policy, shape.pipe, shape.microbatches)
@@ -143,7 +176,7 @@ def savings(cluster: Cluster) -> list[Saving]:
 
 def stages_of_zero(shape: Shape) -> tuple[int, ...]:
     """The values of `memory.zero` that are tried."""
-    return (0, 1, 2) if shape.data > 1 else (0,)
+    return _STAGES_OF_ZERO if shape.data > 1 else (0,)
 
 
 def rank_orders(shape: Shape, cluster: Cluster) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def measured(
 class Plan(NamedTuple):
     """What a search has come to."""
 
-    choices: Sequence[Choice] = ()  # the fastest layouts, the choice first
+    choices: Sequence[Choice] = ()  # the fastest layouts that fit, the choice first
     away: Sequence[StepAway] = ()  # what one step away from the choice would cost
     refused: str = ""  # why there is no choice; "": there is one
     notes: Sequence[str] = ()  # what else the user should know
@@ -123,15 +123,9 @@ def _check_all_there(tried: Iterable[Shape], table: CostTable, file: Path) -> No
 
 
 def _checked(search: Search, choices: Sequence[Choice]) -> list[Choice]:
-    """The choices that fit also by the ledger, which runs their stages; of the first one alone
-    where it does."""
-    found = list(choices)
-    while found:
-        exact = search.predicted(found[0].config, exactly=True)
-        if search.fits(exact):
-            return [found[0]._replace(prediction=exact), *found[1:]]
-        del found[0]
-    return []
+    """The choices that fit also by the ledger, which runs their stages."""
+    exact = [one._replace(prediction=search.predicted(one.config, True)) for one in choices]
+    return [one for one in exact if search.fits(one.prediction)]
 
 
 def _only_nearly(number: int) -> str:
@@ -145,9 +139,9 @@ def _only_nearly(number: int) -> str:
 def _nothing_fits(search: Search, cluster: Cluster) -> str:
     """The fullest rank of the layout that lacks least, and the key that would help most."""
     tightest = search.tightest
-    if tightest is None and search.pinned:
-        keys = {name: key for key, name in PINNED.items()}
-        asked = ", ".join(f"{keys[name]} = {value!r}" for name, value in search.pinned.items())
+    keys = {name: key for key, name in PINNED.items()}
+    asked = ", ".join(f"{keys[name]} = {value!r}" for name, value in search.pinned.items())
+    if tightest is None and asked:
         return f"no layout that was tried has {asked} on these devices with the samples of a step"
     if tightest is None:
         why = search.refused or "no number of replicas shares out the samples of a step"
@@ -156,9 +150,10 @@ def _nothing_fits(search: Search, cluster: Cluster) -> str:
             "schedule.microbatches x schedule.microbatch_size of the file"
         )
     unit, room = Unit.of(tightest.most), cluster.device.memory
+    of_these = f" with {asked}" if asked else ""
     helpful = search.advice(tightest)
     return (
-        f"nothing fits: of all layouts, {name_of(tightest.config)} holds least, and its rank "
-        f"{tightest.fullest} has {unit.text(tightest.most)} on a device of {unit.text(room)}: "
+        f"nothing fits: of all layouts{of_these}, {name_of(tightest.config)} holds least, and its "
+        f"rank {tightest.fullest} has {unit.text(tightest.most)} on a device of {unit.text(room)}: "
         f"{tightest.of_rank(tightest.fullest).told(unit)}. {helpful}"
     )

@@ -31,6 +31,7 @@ from axrt.world.mesh import Mesh
 
 from .candidates import (
     NOTHING,
+    PINNED,
     Saving,
     Shape,
     check_known,
@@ -201,7 +202,9 @@ class Search:
 
     def advice(self, prediction: Prediction) -> str:
         """The key that would save most memory of a layout, of those that are not chosen."""
-        size, chosen = self._cluster.num_devices, ("memory.recompute", "memory.zero", "schedule")
+        size = self._cluster.num_devices
+        pinned = [key for key, name in PINNED.items() if name in self.pinned]
+        chosen = ("memory.recompute", "memory.zero", "schedule", *pinned)
         for one in advices(self._predictor, prediction):
             if one.then.size != size or one.text.startswith(chosen):
                 continue
@@ -244,8 +247,8 @@ class Search:
         of_shape = Shape._fields
         keys = {**{key: of for key, of in self.pinned.items() if key not in of_shape}, **keys}
         layers = self._layers_of(shape.tensor, shape.samples)
-        for name, placement in policies(shape):
-            if placement.stages > len(layers) or keys.get("policy", name) != name:
+        for name, placement in policies(shape, keys.get("policy", "")):
+            if placement.stages > len(layers):
                 continue
             cuts = self._even_cuts(placement, shape)
             orders, ways = self.rank_orders(shape), fills(self._config, shape)
