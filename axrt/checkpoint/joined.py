@@ -1,26 +1,29 @@
 """Parts in memory of several ranks as one: what a rank of another layout goes on from."""
 
 # It is a directory of whole layers, as a checkpoint has them. Files of whole layers are linked
-# there; shards of a layer are read, put together and written, one layer at a time.
+# there; shards of a layer, and what members of a team have of it, are read, put together and
+# written, one layer at a time.
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from axrt.errors import AxrtError, ConfigError, DamagedError, SaveError
+from axrt.model.tensor_cuts import Parts
 from axrt.store.local_model import LocalModel
-from axrt.store.saved_piece import MASTER, SavedPiece, WholeParameter, wholes_of
+from axrt.store.saved_piece import MASTER, SavedPiece, WholeParameter
+from axrt.store.team_pieces import wholes_of_teams
 
-from .layers import Live, LiveTensors, checked_file, weights_file, weights_of
+from .layers import Live, LiveTensors, checked_file, layer_of, weights_file, weights_of
 from .manifest import Manifest
-from .pieces import Told, is_of_pieces, pieces_file, tensors_of, told_in
+from .pieces import Told, cuts_in, is_of_pieces, pieces_file, tensors_of, told_in
 from .slices import SliceReader
 from .tensor_file import CheckedFile
 from .writing import layer_files, write_files
@@ -66,10 +69,18 @@ def _put_together(
     """Write whole layers from pieces. Returns the records of their files."""
     records: dict[str, dict[str, Any]] = {}
     for place, layer in model.layers():
-        whole = _Layer(place, layer, manifests)
+        whole = _Layer(place, layer, model.parts, manifests)
         files = layer_files(place, layer, whole.weights(), whole.states())
         records |= {name: asdict(of) for name, of in write_files(directory, files).items()}
     return records
+
+
+class _Kept(NamedTuple):
+    """What a part has of a layer."""
+
+    weights: CheckedFile  # those that are whole on its rank, or what the rank has cut of them
+    pieces: Sequence[SavedPiece]
+    cuts: Parts  # what the rank, a member of a team, has of each parameter that is cut
 
 
 class _Layer:
@@ -78,29 +89,62 @@ class _Layer:
     Args:
         place: index of the layer in the model.
         layer: the layer of this rank, for names and shapes.
+        parts: what this rank, a member of a team, has of each parameter that is cut.
         manifests: manifest of each part, by its directory.
     Raises:
         ConfigError: the pieces are those of another layer.
     """
 
-    def __init__(self, place: int, layer: nn.Module, manifests: Mapping[Path, Manifest]) -> None:
+    def __init__(
+        self, place: int, layer: nn.Module, parts: Parts, manifests: Mapping[Path, Manifest]
+    ) -> None:
         self._manifests, self._reader = manifests, SliceReader()
         self._mine = dict(weights_of(place, layer))
-        self._files = list(self._checked(weights_file(place)))
-        shapes = {name: one.shape for name, one in self._mine.items()}
-        pieces = [
-            [_piece(file, name, told) for name, told in told_in(file).items()]
-            for file in self._checked(pieces_file(place))
+        weights = self._checked(weights_file(place))
+        self._kept = [
+            _Kept(of_weights, _pieces_in(file), cuts_in(file))
+            for of_weights, file in zip(weights, self._checked(pieces_file(place)), strict=True)
         ]
-        for piece in (one for of_part in pieces for one in of_part):
-            if piece.name not in shapes:
+        self._cuts = {name: part for kept in self._kept for name, part in kept.cuts.items()}
+        shapes = {name: one.shape for name, one in self._mine.items()}
+        shapes |= {name: of.shape for name, of in parts.items() if layer_of(name) == place}
+        for name in (one.name for kept in self._kept for one in kept.pieces):
+            if name not in shapes:
                 raise ConfigError(
-                    f"copies in memory have {piece.name}, and the model has not; expected the same "
-                    "model"
+                    f"copies in memory have {name}, and the model has not; expected the same model"
                 )
         for name, shape in shapes.items():
-            _check_whole(name, shape, [p for of in pieces for p in of if p.name == name])
-        self._wholes: dict[str, WholeParameter] = wholes_of(shapes, pieces)
+            self._check_whole(name, shape)
+        of_members = [
+            [kept.pieces for kept in of_member] for of_member in self._by_member(self._cuts)
+        ]
+        here = {name: _shape_of_first(name, shape, self._cuts) for name, shape in shapes.items()}
+        wholes = wholes_of_teams(here, of_members, self._cuts)
+        self._wholes = {name: of for name, of in wholes.items() if name in self._mine}
+
+    def _by_member(self, cuts: Parts) -> list[list[_Kept]]:
+        """What is kept, by the member of a team whose it is."""
+        size = next((part.team.size for part in cuts.values()), 1)
+        found: list[list[_Kept]] = [[] for _ in range(size)]
+        for kept in self._kept:
+            found[next((part.team.member for part in kept.cuts.values()), 0)].append(kept)
+        return found
+
+    def _check_whole(self, name: str, shape: torch.Size) -> None:
+        """Check that all of a parameter is there."""
+        cut = self._cuts.get(name)
+        if cut is None:
+            _check_whole(name, shape, _of_name(name, self._kept))
+            return
+        if cut.shape != shape:
+            raise _not_all_of(name, shape)
+        shape_here = _shape_of_first(name, shape, self._cuts)
+        members = self._by_member(self._cuts)
+        of_all = [_of_name(name, of) for of in (members if cut.dim is not None else members[:1])]
+        if len(set(map(bool, of_all))) > 1:
+            raise _not_all_of(name, shape)
+        for pieces in of_all:
+            _check_whole(name, shape_here, pieces)
 
     def weights(self) -> LiveTensors:
         """Its weights and buffers."""
@@ -116,18 +160,42 @@ class _Layer:
         """The optimizer's state of each parameter that was trained."""
         return {name: (of.state, None) for name, of in self._wholes.items()}
 
-    def _checked(self, name: str) -> Iterator[CheckedFile]:
-        for part, manifest in self._manifests.items():
-            if manifest.record_of(name):
-                yield checked_file(part / name, manifest, self._reader)
+    def _checked(self, name: str) -> list[CheckedFile]:
+        return [
+            checked_file(part / name, manifest, self._reader)
+            for part, manifest in self._manifests.items()
+            if manifest.record_of(name)
+        ]
 
     def _value(self, name: str, whole: WholeParameter | None) -> Tensor:
         if whole is not None and whole.master is not None:
             return whole.master
-        for file in self._files:
-            if name in file.like:
-                return file.tensor(name)
-        raise ConfigError(f"copies in memory do not have {name}; expected the same model")
+        cut = self._cuts.get(name)
+        files = [
+            next((kept.weights for kept in of_member if name in kept.weights.like), None)
+            for of_member in self._by_member(self._cuts)
+        ]
+        there = [file for file in files if file is not None]
+        is_cut = cut is not None and cut.dim is not None
+        if not there or (is_cut and len(there) < len(files)):
+            raise ConfigError(f"copies in memory do not have {name}; expected the same model")
+        if cut is None or not is_cut:
+            return there[0].tensor(name)
+        return cut.whole([file.tensor(name) for file in there])
+
+
+def _of_name(name: str, kept: Sequence[_Kept]) -> list[SavedPiece]:
+    return [piece for of in kept for piece in of.pieces if piece.name == name]
+
+
+def _shape_of_first(name: str, shape: torch.Size, cuts: Parts) -> torch.Size:
+    """The shape of what the first member of a team has."""
+    whole = torch.empty(shape, device="meta")
+    return cuts[name].of_member(0, whole).shape if name in cuts else shape
+
+
+def _pieces_in(file: CheckedFile) -> list[SavedPiece]:
+    return [_piece(file, name, told) for name, told in told_in(file).items()]
 
 
 def _check_whole(name: str, shape: torch.Size, pieces: Sequence[SavedPiece]) -> None:
@@ -144,10 +212,14 @@ def _check_whole(name: str, shape: torch.Size, pieces: Sequence[SavedPiece]) -> 
     whole = [piece for piece in pieces if piece.is_whole and piece.master is not None]
     fits = all(piece.master is not None and piece.master.shape == shape for piece in whole)
     if (cut and end != prod(shape)) or not fits:
-        raise ConfigError(
-            f"copies in memory do not have all of {name}, shape {tuple(shape)}; expected those of "
-            "the same model"
-        )
+        raise _not_all_of(name, shape)
+
+
+def _not_all_of(name: str, shape: torch.Size) -> ConfigError:
+    return ConfigError(
+        f"copies in memory do not have all of {name}, shape {tuple(shape)}; expected those of the "
+        "same model"
+    )
 
 
 def _piece(file: CheckedFile, name: str, told: Told) -> SavedPiece:

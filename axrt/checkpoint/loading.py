@@ -121,7 +121,7 @@ class Loading:
             if recalled.fault:
                 raise DamagedError(recalled.fault)
             manifest = self._of_this_model(parts[0])
-            if joined is None and model.is_sharded:
+            if joined is None and model.is_in_parts:
                 return manifest, CheckedPieces(parts[0], manifest, model).take
             if joined:
                 manifest = join(joined, parts, model)

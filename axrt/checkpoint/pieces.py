@@ -1,10 +1,12 @@
-"""The files of a rank's own pieces, where each rank keeps a shard of the state (ZeRO): for copies
-in memory, which a rank of the same layout takes back as they are."""
+"""The files of a rank's own pieces, where each rank keeps a shard of the state (ZeRO), or what a
+member of a team has: for copies in memory, which a rank of the same layout takes back as they are.
+"""
 
 #   layer-0003.safetensors    weights and buffers of layer 3 that are whole on this rank: in their
 #                             full types those that are not trained, else in the layers' own
 #   pieces-0003.safetensors   of each piece its tensors, by `SavedPiece.tensors`
 #
+# What members of a team have cut is their part in both, and the second tells how it was cut.
 # Ranks of another layout put whole layers together from the pieces of all ranks.
 #
 # No rank needs another one to write or to take these: copies in memory are made every few steps,
@@ -16,9 +18,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError
+from axrt.model.joints import Team
+from axrt.model.tensor_cuts import Part
 from axrt.scheduler.regular_file import MALFORMED, json_of
 from axrt.store.local_model import LocalModel
 from axrt.store.saved_piece import MASTER, SavedPiece, itself
@@ -26,7 +30,7 @@ from axrt.store.state import ParameterState
 
 from .durable import digits_of
 from .extra_state import give_back, is_extra, states_in
-from .layers import File, Live, LiveTensors, checked_file, weights_file, weights_of
+from .layers import File, Live, LiveTensors, checked_file, layer_of, weights_file, weights_of
 from .manifest import Manifest
 from .slices import SliceReader
 from .tensor_file import CheckedFile, copy_all
@@ -46,8 +50,8 @@ def is_of_pieces(name: str) -> bool:
 
 
 def cut_of(model: LocalModel) -> str:
-    """A digest of which shards a rank has; "" where it has whole layers."""
-    if not model.is_sharded:
+    """A digest of which shards and parts a rank has; "" where it has whole layers."""
+    if not model.is_in_parts:
         return ""
     cut = [
         piece[:3]
@@ -55,7 +59,8 @@ def cut_of(model: LocalModel) -> str:
         for bucket in model.buckets_with(layer)
         for piece in bucket.state.pieces_of(layer, with_state=False, copied=itself)
     ]
-    return digits_of(zlib.crc32(repr(cut).encode()))
+    parts = sorted((name, *part) for name, part in model.parts.items())
+    return digits_of(zlib.crc32(repr((cut, parts)).encode()))
 
 
 def piece_files(model: LocalModel) -> Iterator[File]:
@@ -74,7 +79,9 @@ def piece_files(model: LocalModel) -> Iterator[File]:
                 tensors.update(
                     {f"{piece.name}/{key}": Live(one, bucket) for key, one in piece.tensors}
                 )
-        yield File(pieces_file(place), {"pieces": json.dumps(told, sort_keys=True)}, tensors)
+        cuts = {name: of for name, of in model.parts.items() if layer_of(name) == place}
+        metadata = {"pieces": json.dumps(told, sort_keys=True), "cuts": json.dumps(cuts)}
+        yield File(pieces_file(place), metadata, tensors)
 
 
 def _whole_here(model: LocalModel, place: int, layer: nn.Module) -> LiveTensors:
@@ -203,6 +210,22 @@ def told_in(file: CheckedFile) -> dict[str, Told]:
         return dict(json_of(file.metadata["pieces"]))
     except MALFORMED as error:
         raise DamagedError(f"{file.path} does not tell its pieces ({error!r})") from None
+
+
+def cuts_in(file: CheckedFile) -> dict[str, Part]:
+    """What the member of a team whose file it is has of each parameter that they share out.
+
+    Raises:
+        DamagedError: it does not tell that.
+    """
+    try:
+        told = json_of(file.metadata["cuts"])
+        return {
+            name: Part(dim, Size(shape), Team(*team), tuple(blocks))
+            for name, (dim, shape, team, blocks) in told.items()
+        }
+    except MALFORMED as error:
+        raise DamagedError(f"{file.path} does not tell what is cut ({error!r})") from None
 
 
 def tensors_of(name: str, file: CheckedFile) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Which copies in memory a job goes on from: the parts that each rank takes, and where they are."""
 
-# A part is what a rank of an earlier job kept: whole layers, or its shards of them (ZeRO). A rank
-# of the same layout takes its own. With another layout, a rank takes parts that have all of its
-# layers, or the parts of all ranks that have a shard of one. All parts are of one job.
+# A part is what a rank of an earlier job kept: whole layers, or its shards of them (ZeRO, teams). A
+# rank of the same layout takes its own. With another layout, a rank takes parts that have all of
+# its layers, or the parts of all ranks that have a shard of one. All parts are of one job.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -108,8 +108,14 @@ def _from(kept: _Kept, wanted: Wanted) -> Plan | None:
 
 
 def _shards_of(kept: _Kept, places: set[int]) -> Iterator[Offer]:
-    """All parts with a shard of some layers."""
-    return (offer for offer in sorted(kept) if places & set(offer.places))
+    """Parts with a shard of some layers; of those with the same shards, as replicas of a team may
+    have, that of the lowest rank."""
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for offer in sorted(kept):
+        shards = offer.part.cut, offer.places
+        if places & set(offer.places) and shards not in seen:
+            seen.add(shards)
+            yield offer
 
 
 def _layers_of(kept: _Kept, places: set[int]) -> Iterator[Offer]:

@@ -26,7 +26,7 @@ from axrt.store.bucket import Bucket
 from axrt.store.local_model import LocalModel
 from axrt.store.saved_piece import SavedPiece, WholeParameter, copied_now
 from axrt.store.state import ParameterState
-from axrt.store.team_pieces import wholes_of_teams
+from axrt.store.team_pieces import by_member, wholes_of_teams
 
 from .layers import (
     File,
@@ -161,7 +161,7 @@ def _save_shards(
             of_members = yield from shards.to_writer(stage, place, told)
         if parts is not None and not faults:  # else others go on all the same
             try:
-                wholes = wholes_of_teams(shapes, parts, model.parts)
+                wholes = wholes_of_teams(shapes, by_member(parts, model.parts), model.parts)
                 of_layer = {**weights[place], **_cut_weights(model.parts, of_members or ())}
                 files = _whole_files(place, layer, of_layer, wholes)
                 records.update((yield from run_on(put, partial(write_files, directory, files))))
@@ -222,7 +222,7 @@ def keep_layers(directory: Path, model: LocalModel, queue: Queue) -> Steps[Recor
         SaveError: a file cannot be written; raised by the steps.
         DataError: there is state that no file can hold.
     """
-    made = piece_files(model) if model.is_sharded else _files(model)
+    made = piece_files(model) if model.is_in_parts else _files(model)
     files = [_with_what_changes(file) for file in made]
     lent = Lent([live for file in files for live in file.tensors.values()])
     return _until_returned(

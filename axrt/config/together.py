@@ -109,11 +109,9 @@ def _of_teams(config: "Config") -> Iterator[str]:
         return
     key, off = config.parallel.cut_by
     found_in = f"{key} = {size}"
-    run, checkpoint = config.run, config.checkpoint
     rows: list[tuple[str, object, object]] = [
         ("schedule.costs", config.schedule.costs, ""),
-        ("run.compile", run.compile, ""),
-        ("checkpoint.memory_every", checkpoint.memory_every, 0),
+        ("run.compile", config.run.compile, ""),
     ]
     for name, found, expected in rows:
         if found != expected:

@@ -322,7 +322,6 @@ class Engine(EngineInfo):
             ConfigError: all ranks are on one host, or `extra` is not JSON; raised on every rank.
             SaveError: memory cannot be written to.
         """
-        self.config.parallel.check_one_member("keep_in_memory")
         with self._guard.agreeing():
             self._trainer.settle()
             self._weights.publish()

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from axrt.model.elsewhere import ModulesElsewhere
-from axrt.store.team_pieces import wholes_of_member
+from axrt.store.team_pieces import by_member, wholes_of_member
 
 from .parts import EngineParts
 
@@ -72,6 +72,7 @@ class UserWeights:
         mine = self._model.pieces_of(layer, with_state=False)
         parts = self._shards.for_all(stage, place, mine)
         shapes = self._model.shapes_of(layer)
-        wholes = wholes_of_member(shapes, parts, self._model.parts, self._rank.mesh.member)
+        cut = self._model.parts
+        wholes = wholes_of_member(shapes, by_member(parts, cut), cut, self._rank.mesh.member)
         for bucket in self._model.buckets_with(layer):
             bucket.give_back_as({name: of.master for name, of in wholes.items()})

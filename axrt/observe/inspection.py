@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
+from weakref import ref
 
 from axrt.scheduler.regular_file import read_bytes
 
@@ -130,7 +131,9 @@ class Inspection(Observer):
     def begin(self, run: Path) -> None:
         """Answer from now on."""
         self._folder = run / FOLDER
-        threading.Thread(target=self._look, name=_THREAD, daemon=True).start()
+        # A weak reference: a rank that has failed, and that nobody closes, is let go of.
+        asked = ref(self), self._stopped, self._folder
+        threading.Thread(target=_look, args=asked, name=_THREAD, daemon=True).start()
 
     def stop(self) -> None:
         """Answer no more, and let go of the engine: the thread may end a moment later."""
@@ -164,16 +167,8 @@ class Inspection(Observer):
 
     # What the thread does.
 
-    def _look(self) -> None:
-        heard: set[Path] = set()
-        while not self._stopped.wait(_LOOK_S):
-            asked = set(self._folder.glob(f"*/{QUESTION}"))
-            for file in asked - heard:
-                if question := _Question.read(file):
-                    self._hear(question)
-            heard = asked
-
-    def _hear(self, question: "_Question") -> None:
+    def hear(self, question: "_Question") -> None:
+        """Answer a question, if the loop does not."""
         self._answered.clear()
         self._question = question
         if not self._answered.wait(_LOOP_S):
@@ -209,6 +204,18 @@ class Inspection(Observer):
             text = json.dumps(asdict(answer)).encode(errors="replace")
             _write_in(question.folder, f"rank-{self._rank:04}", text)
         self._answered.set()
+
+
+def _look(of: "ref[Inspection]", stopped: threading.Event, folder: Path) -> None:
+    """Look for questions in a folder until a rank says that it stops, or is gone."""
+    heard: set[Path] = set()
+    while not stopped.wait(_LOOK_S) and (inspection := of()):
+        asked = set(folder.glob(f"*/{QUESTION}"))
+        for file in asked - heard:
+            if question := _Question.read(file):
+                inspection.hear(question)
+        heard = asked
+        del inspection  # while it waits it holds nothing
 
 
 def _write_in(folder: Path, name: str, data: bytes) -> None:

@@ -187,6 +187,12 @@ class LocalModel:
         """Each rank keeps a shard of the state (ZeRO)."""
         return any(bucket.shard for bucket in self.all_buckets)
 
+    @property
+    def is_in_parts(self) -> bool:
+        """This rank has a part of some layers alone: a shard of their state, or what a member of a
+        team has of them."""
+        return self.is_sharded or bool(self.parts)
+
     def optimizers(self) -> dict[str, str]:
         """What tells the optimizer of each bucket, by the name of its first parameter."""
         return {of.named[0][0]: of.optimizer_told for of in self.all_buckets if of.named}

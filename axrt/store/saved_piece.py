@@ -1,7 +1,7 @@
 """A piece of a parameter with its state, as it leaves the rank that steps it, and whole parameters
 from pieces (ZeRO)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -84,7 +84,7 @@ class WholeParameter(NamedTuple):
 
 
 def wholes_of(
-    shapes: dict[str, torch.Size], parts: Iterable[Sequence[Sequence[Any]]]
+    shapes: Mapping[str, torch.Size], parts: Iterable[Sequence[Sequence[Any]]]
 ) -> dict[str, WholeParameter]:
     """Parameters by name, from their pieces.
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,17 @@ def test_what_is_no_question_ends_nothing_and_the_next_one_is_answered(tmp_path:
         inspection.stop()
     assert answers[0].size == 1
     assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_rank_that_nobody_closes_is_let_go_of(tmp_path: Path) -> None:
+    """One that has failed: its engine, and the memory of that, once stayed until the end."""
+    others = set(threading.enumerate())
+    inspection = Inspection(0, 1, Activity())
+    inspection.begin(tmp_path)
+    (thread,) = set(threading.enumerate()) - others
+    del inspection
+    thread.join(120.0)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": 0, "owing": 3}', "[" * 60_000])
