@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import axrt
-import axrt.checkpoint.loading
+from axrt.checkpoint import joined
 from axrt.checkpoint.memory_run import NAME
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -35,6 +35,7 @@ def run(
     end: Path | None = None,
     hosts: str = "",
     model: Callable[[], axrt.PipelineModule] = language,
+    shards: int = 0,
     **sections: Any,
 ) -> list[tuple[int, list[float]]]:
     """Go on, train, keep after `KEPT` steps; and end without a word, as a job that is killed.
@@ -47,7 +48,7 @@ def run(
     hosts = hosts or ",".join(str(rank * 2 // size) for rank in range(size))
     config = configured(
         MICROBATCHES * 2 // data,
-        parallel={"pipe": pipe, "tensor": tensor, "data": data},
+        parallel={"pipe": pipe, "tensor": tensor, "data": data, "tensor_shards": shards},
         checkpoint={"memory_dir": str(shm)},
         run={"host_of": hosts},
         optimizer={"clip": 0.5},
@@ -112,6 +113,16 @@ def test_members_go_on_from_their_own_copies(
     assert ("from their partners" in capfd.readouterr().err) == bool(lost)
 
 
+def test_virtual_members_have_the_same_bits_on_any_degree(places: tuple[Path, Path]) -> None:
+    quiet = run((places[0] / "no", places[1]), (1, 4, 1), STEPS, shards=4)
+    for layout in ((1, 2, 1), (2, 1, 1)):
+        run(places, (1, 4, 1), KEPT, keeps=True, shards=4)
+        found = run(places, layout, STEPS, shards=4)
+        assert {began for began, _ in found} == {KEPT}
+        assert found[0][1] == quiet[0][1][KEPT:]
+        shutil.rmtree(places[0])
+
+
 AS_KEPT: list[dict[str, Any]] = [{}, {"zero": 1}, {"zero": 3}, {"offload": "stream"}]
 LAYOUTS: list[tuple[Layout, Layout]] = [  # before and after
     ((1, 2, 1), (1, 1, 1)),
@@ -166,7 +177,7 @@ def test_replicas_that_have_the_same_are_asked_once(
 ) -> None:
     """Of members, a rank needs one of each."""
     joins: list[int] = []
-    join = axrt.checkpoint.loading.join
+    join = joined.join
 
     def counted(directory: Path, parts: Any, model: Any) -> Any:
         joins.append(len(parts))

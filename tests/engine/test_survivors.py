@@ -4,6 +4,7 @@
 """
 
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +21,27 @@ from axrt.world.world import World
 
 from ..sweeps import examples
 from .models import perceptron
-from .reference import adamw, configured, random_batches, train_in_plain_torch
+from .reference import Item, adamw, configured, random_batches, train_in_plain_torch
+from .test_tensor import language, sentences
 
-MICROBATCHES, STEPS, MOST_LOST = 4, 5, 2
-BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
-LAYOUTS = {4: (2, 2), 3: (2, 1), 2: (2, 1), 1: (1, 1)}  # stages and replicas, by ranks
+STEPS, MOST_LOST = 5, 2
 HOSTS = "0,1,0,1,0"
+
+
+class Trained(NamedTuple):
+    """What a run trains, and how it shares that out."""
+
+    model: Callable[[], axrt.PipelineModule]
+    batches: Callable[[int], Sequence[Item]]
+    layouts: Mapping[int, tuple[int, int, int]]  # stages, members and replicas, by ranks
+
+
+STAGES = Trained(
+    perceptron,
+    random_batches((6, 16), classes=5, microbatches=4),
+    {4: (2, 1, 2), 3: (2, 1, 1), 2: (2, 1, 1), 1: (1, 1, 1)},
+)
+TEAMS = Trained(language, sentences, {4: (1, 2, 2), 3: (1, 2, 1), 2: (1, 2, 1), 1: (1, 1, 1)})
 
 
 class Survivor(World):
@@ -54,22 +70,24 @@ class Run(NamedTuple):
     """A run that goes on in job after job.
 
     Args:
+        of: what it trains.
         folder: folder of its checkpoints, and of copies in memory.
         zero: stage of ZeRO where there are replicas.
         losses: every loss of a step that a first rank has seen, in order.
     """
 
+    of: Trained
     folder: Path
     zero: int
     losses: list[tuple[int, float]]
 
     def train(self, launched: list[int], seed: int, dies: tuple[int, int] | None) -> bool:
         """Train with some ranks, of which one may die. Returns True where all steps are done."""
-        pipe, data = LAYOUTS[min(len(launched), 4)]
-        count = MICROBATCHES // data
+        pipe, tensor, data = self.of.layouts[min(len(launched), 4)]
+        count = len(self.of.batches(0)) // data
         config = configured(
             count,
-            parallel={"pipe": pipe, "data": data},
+            parallel={"pipe": pipe, "tensor": tensor, "data": data},
             memory={"zero": self.zero, "bucket_mb": 0.004},
             checkpoint={"memory_dir": str(self.folder / "shm"), "memory_every": 1},
             run={"host_of": HOSTS},
@@ -80,12 +98,12 @@ class Run(NamedTuple):
             world = Survivor(launched[transport.rank], len(launched) < 5)
             try:
                 engine = axrt.initialize(
-                    perceptron(), adamw, config=config, transport=transport, world=world
+                    self.of.model(), adamw, config=config, transport=transport, world=world
                 )
                 engine.load_checkpoint(self.folder / "saved", missing_ok=True)
                 mine = slice(engine.data_rank * count, (engine.data_rank + 1) * count)
                 while engine.step < STEPS:
-                    batch = iter(BATCHES(engine.step)[mine]) if engine.reads else None
+                    batch = iter(self.of.batches(engine.step)[mine]) if engine.reads else None
                     loss = engine.train_batch(batch).loss
                     if engine.is_main:
                         self.losses.append((engine.step, loss))
@@ -95,7 +113,7 @@ class Run(NamedTuple):
                 return False
             return True
 
-        ranks = pipe * data
+        ranks = pipe * tensor * data
         dies = dies and (dies[0] % ranks, dies[1])
         world = LocalWorld(ranks, seed, Chaos(dies=dies))
         done = all(world.run(rank_main))
@@ -110,21 +128,22 @@ class Run(NamedTuple):
     st.integers(),
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 600)), min_size=1, max_size=4),
     st.sampled_from([0, 1, 3]),
+    st.sampled_from([STAGES, TEAMS]),
 )
 @examples(20, quick=3)
 def test_whoever_dies_and_whenever_the_batch_of_each_step_is_that_of_a_quiet_run(
-    seed: int, deaths: list[tuple[int, int]], zero: int
+    seed: int, deaths: list[tuple[int, int]], zero: int, of: Trained
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
-        run, launched = Run(Path(name), zero, []), list(range(5))
+        run, launched = Run(of, Path(name), zero, []), list(range(5))
         (run.folder / "shm").mkdir()
         for number, dies in enumerate((*deaths, None)):
             if run.train(launched, seed + number, dies):
                 break
-        quiet = train_in_plain_torch(perceptron(), BATCHES, STEPS, adamw).losses
+        quiet = train_in_plain_torch(of.model(), of.batches, STEPS, adamw).losses
         found = dict(run.losses)
         assert sorted(found) == list(range(1, STEPS + 1))
-        assert [found[step] for step in sorted(found)] == pytest.approx(quiet, rel=1e-6)
+        assert [found[step] for step in sorted(found)] == pytest.approx(quiet, rel=1e-5)
         both_hosts = {HOSTS.split(",")[one] for one in launched} == {"0", "1"}
         if both_hosts and len(launched) > 1:  # else there was nowhere to keep a copy
             lost = len(run.losses) - STEPS

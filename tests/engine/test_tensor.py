@@ -821,7 +821,6 @@ def test_pieces_that_do_not_add_up_are_refused(layer: type[nn.Module], text: str
     [
         ("schedule", "policy", "auto"),
         ("run", "compile", "inductor"),
-        ("checkpoint", "memory_every", 2),
     ],
 )
 def test_what_a_team_does_not_take_yet_is_refused(section: str, key: str, value: object) -> None:
@@ -834,20 +833,6 @@ def with_section(
 ) -> dict[str, dict[str, Any]]:
     config.setdefault(section, {})[key] = value
     return config
-
-
-def test_an_engine_of_a_team_refuses_what_does_not_know_it_and_goes_on(tmp_path: Any) -> None:
-    config = configured(MICROBATCHES, parallel={"tensor": 2})
-
-    def main(transport: Any) -> float:
-        with axrt.initialize(mlps(), adamw, config=config, transport=transport) as engine:
-            with pytest.raises(ConfigError, match=r"does not take parallel\.tensor = 2"):
-                engine.keep_in_memory(tmp_path)
-            return engine.train_batch(iter(features(0))).loss
-
-    first, second = LocalWorld(2, 1).run(main)
-    assert first == second == pytest.approx(plain_torch(mlps, features, 2).losses[0], rel=1e-5)
-    assert not list(tmp_path.iterdir())
 
 
 # Checkpoints.

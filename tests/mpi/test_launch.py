@@ -39,7 +39,8 @@ def slowly(outputs, targets):
     return cross_entropy(outputs, targets)
 
 def model(config):
-    return PipelineModule(gpt(config).layers, slowly)
+    whole = gpt(config)
+    return PipelineModule(whole.layers, slowly, tensor=whole.tensor)
 """
 SLOWLY = (*SETTINGS, "model.factory=slow:model")
 MPIRUN_ONE, MPIRUN_TWO = ((launcher(), "-n", ranks, sys.executable) for ranks in "12")

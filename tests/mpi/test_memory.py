@@ -27,7 +27,15 @@ from .runs import LIMIT_S, last_told, ranks_of, trained_alone, write_files
 from .test_launch import SLOW, SLOWLY, Launch, starts
 
 STEPS = 60
-TRAIN = ("-m", "axrt", "train", "tiny.toml", f"run.steps={STEPS}", "model.layers=4")
+TRAIN = (
+    "-m",
+    "axrt",
+    "train",
+    "tiny.toml",
+    f"run.steps={STEPS}",
+    "model.layers=4",
+    "model.heads=2",
+)
 # By host, and by ranks.
 TWO, FOUR = "run.host_of=0,1", "run.host_of=0,0,1,1"
 
@@ -62,21 +70,30 @@ def wait_until_kept(folder: Path, step: int, process: "subprocess.Popen[str]") -
 
 
 @pytest.mark.parametrize(
-    ("hosts", "lost", "of_ranks"),
+    ("hosts", "lost", "of_ranks", "members"),
     first(
         [
-            (TWO, "node-0", "0"),
-            (TWO, "node-1", "1"),
-            (FOUR, "node-0", "0, 1"),
-            (FOUR, "node-1", "2, 3"),
+            (TWO, "node-0", "0", 2),
+            (TWO, "node-1", "1", 1),
+            (FOUR, "node-0", "0, 1", 1),
+            (FOUR, "node-1", "2, 3", 2),
         ]
     ),
 )
 def test_a_killed_job_goes_on_from_memory_where_a_host_has_lost_its_own(
-    tmp_path: Path, shm: Path, hosts: str, lost: str, of_ranks: str
+    tmp_path: Path, shm: Path, hosts: str, lost: str, of_ranks: str, members: int
 ) -> None:
+    """Members of a team have parts of all layers; other ranks here are stages."""
     ranks = str(hosts.count(",") + 1)
-    train = [sys.executable, *TRAIN, *SLOWLY, *kept(shm, hosts)]
+    shards = "parallel.tensor_shards=2" if members > 1 else "parallel.tensor_shards=0"
+    train = [
+        sys.executable,
+        *TRAIN,
+        *SLOWLY,
+        f"parallel.tensor={members}",
+        shards,
+        *kept(shm, hosts),
+    ]
     command = [launcher(), "-n", ranks, *train]
     job = subprocess.Popen(
         command,
@@ -110,7 +127,14 @@ def test_a_killed_job_goes_on_from_memory_where_a_host_has_lost_its_own(
     assert second_start["step"] >= 21
     assert not list(shm.iterdir()), "what is done is removed"
     assert not (tmp_path / "out" / "checkpoints" / NAME).exists()
-    settings = ("model.layers=4", "run.log_every=1", "run.eval_every=0", f"run.steps={STEPS}")
+    settings = (
+        "model.layers=4",
+        "model.heads=2",
+        shards,
+        "run.log_every=1",
+        "run.eval_every=0",
+        f"run.steps={STEPS}",
+    )
     quiet, all_told = trained_alone(tmp_path, "quiet", *settings), last_told(tmp_path / "out")
     assert len(quiet) == STEPS
     assert [all_told[line["step"]] for line in quiet] == quiet
