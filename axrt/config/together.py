@@ -109,27 +109,17 @@ def _of_teams(config: "Config") -> Iterator[str]:
         return
     key, off = config.parallel.cut_by
     found_in = f"{key} = {size}"
-    rows: list[tuple[str, object, object]] = [
-        ("schedule.costs", config.schedule.costs, ""),
-        ("run.compile", config.run.compile, ""),
-    ]
-    for name, found, expected in rows:
-        if found != expected:
-            yield (
-                f"{name} = {found!r} with {found_in}, which does not take it yet; "
-                f"expected {name} = {expected!r}, or {key} = {off}"
-            )
+    if config.run.compile:
+        yield (
+            f"run.compile = {config.run.compile!r} with {found_in}, which does not take it yet; "
+            f"expected run.compile = '', or {key} = {off}"
+        )
     if config.optimizer.steps_matrices:
         yield (
             f"optimizer.name = {config.optimizer.name!r} with {found_in}: matrices are stepped "
             f"whole, and members of a team cut them; expected 'adamw', or {key} = {off}"
         )
     yield from _of_gathering(config)
-    if config.schedule.policy == "auto":
-        yield (
-            f"schedule.policy = 'auto' with {found_in}, whose layers are not measured yet; "
-            "expected the name of a policy, or ''"
-        )
 
 
 def _of_factors(config: "Config") -> Iterator[str]:
@@ -182,6 +172,7 @@ def _of_virtual_members(config: "Config") -> Iterator[str]:
         ("parallel.collectives", of.collectives, "parts"),
         ("run.deterministic", config.run.deterministic, False),
         ("precision.gradients", config.precision.gradients, "float32"),
+        ("schedule.costs", config.schedule.costs, ""),
     ]
     for name, found, off in rows:
         if found != off:
@@ -189,6 +180,11 @@ def _of_virtual_members(config: "Config") -> Iterator[str]:
                 f"{name} = {found!r} with {here}, where a rank has several virtual members; "
                 f"expected {name} = {off!r}, or parallel.tensor_shards = {tensor}"
             )
+    if config.schedule.policy == "auto":
+        yield (
+            f"schedule.policy = 'auto' with {here}, whose layers are not measured yet; expected "
+            "the name of a policy, or ''"
+        )
 
 
 def _of_gathering(config: "Config") -> Iterator[str]:

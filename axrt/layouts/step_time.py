@@ -1,12 +1,8 @@
 """What a step of a layout takes on a cluster: a simulation of one replica, and closed forms of what
 is exchanged."""
 
-# Replicas are alike, and so are members of a team. So one pipeline is simulated, with two members
-# where there are more; sums over replicas, the optimizer's step and the exchange at a joint have
+# Replicas are alike, so one pipeline is simulated. Sums over replicas and the optimizer's step have
 # closed forms.
-#
-# Pieces between joints are merged until a task has a few, and an exchange takes as much longer:
-# all joints of a model of many layers would take minutes to simulate.
 #
 # What is assumed: nothing varies; sums and optimizer steps of a stage follow its last backward, one
 # after the other, and the stage's rank does nothing else meanwhile; devices of a node that hold the
@@ -27,13 +23,11 @@ from axrt.planning.step_prediction import least_step_s, predicted
 from axrt.scheduler.cluster.cluster import Cluster
 from axrt.scheduler.cluster.collectives import exchanged
 from axrt.scheduler.job import Job
-from axrt.scheduler.numbering import NO_JOINTS, StageJoints
 from axrt.scheduler.simulation.cost_table import LayerCosts
 from axrt.scheduler.simulation.costs import Edge
 from axrt.scheduler.simulation.model_costs import TASK_S, ModelCosts
 from axrt.world.mesh import Mesh
 
-_JOINTS = 8  # of a simulated forward or backward at most
 LayersOf = Callable[[int, int], Sequence[LayerCosts]]  # by degree and samples of a microbatch
 
 
@@ -85,7 +79,7 @@ class StepTimes:
         found = predicted(layout.schedule, job, costs)
         joints_s = ends_s = 0.0
         if with_parts and job.joints:
-            at_once = costs._replace(exchange_s=())
+            at_once = costs._replace(within=Edge())
             joints_s = found.step_s - predicted(layout.schedule, job, at_once).step_s
         if with_parts:
             endless = costs._replace(step_s=())
@@ -111,28 +105,22 @@ class StepTimes:
         team = config.parallel.tensor
         layers = self._layers_of(team, config.schedule.microbatch_size)
         return ModelCosts(
-            list(self._simulated(job, layers)),
+            [replace(layer, spread=0.0) for layer in layers],
             task_s=self._task_s,
             edges=self._edges_of(job.ranks, mesh),
-            # A simulation has two members at most, and cuts what it sends by their number.
-            team=min(team, 2),
-            exchange_s=tuple(self._exchange_s(job, mesh, layers)),
+            team=team,
+            within=self._within(mesh),
         )
 
     def _edges_of(self, ranks: int, mesh: Mesh) -> dict[tuple[int, int], Edge]:
-        """The links between members of neighbouring ranks of a pipeline, as the simulation numbers
-        them."""
+        """The links between members of neighbouring ranks of a pipeline."""
         if (ranks, mesh) not in self._links:
-            self._links[ranks, mesh] = dict(self._edges(ranks, mesh))
+            self._links[ranks, mesh] = {
+                (a, b): self._edge(mesh, a, b)
+                for a in range(ranks)
+                for b in {(a + 1) % ranks, (a - 1) % ranks} - {a}
+            }
         return self._links[ranks, mesh]
-
-    def _edges(self, ranks: int, mesh: Mesh) -> Iterator[tuple[tuple[int, int], Edge]]:
-        members = min(mesh.tensor, 2)
-        for a in range(ranks):
-            for b in {(a + 1) % ranks, (a - 1) % ranks} - {a}:
-                edge = self._edge(mesh, a, b)
-                for member in range(members):
-                    yield (a * members + member, b * members + member), edge
 
     def _edge(self, mesh: Mesh, a: int, b: int) -> Edge:
         """The link from rank `a` of a pipeline to rank `b`, of the replica whose link is slowest:
@@ -150,35 +138,12 @@ class StepTimes:
         edges = [Edge(link.latency, link.of_each(sharing)) for link, sharing in links]
         return min(edges, key=lambda edge: edge.bandwidth)
 
-    def _exchange_s(self, job: Job, mesh: Mesh, layers: Sequence[LayerCosts]) -> Iterator[float]:
-        """Seconds that a member's slices take to all others at a joint that is simulated, on each
-        stage."""
+    def _within(self, mesh: Mesh) -> Edge:
+        """The link between members of a team, on which all teams of a node exchange at once."""
         if mesh.tensor == 1:
-            return
-        members = [mesh.rank_of(0, member) for member in range(mesh.tensor)]
-        link = self._cluster.link(members[0], members[-1])
-        sharing = self._cluster.devices  # all teams of a node exchange at the same time
-        for stage, (first, end) in enumerate(pairwise(job.cuts)):
-            part = layers[first:end]
-            sizes = [size for layer in part for size in (*layer.joints, *layer.back_joints)]
-            taken_s = sum(link.seconds(size, sharing) for size in sizes)
-            yield taken_s / max(1, sum(_few(job).get(stage, NO_JOINTS)))
-
-    def _simulated(self, job: Job, layers: Sequence[LayerCosts]) -> Iterator[LayerCosts]:
-        """The costs of layers, which do not vary, with what the loop takes for pieces that are
-        merged."""
-        few = _few(job)
-        for stage, (first, end) in enumerate(pairwise(job.cuts)):
-            joints, left = job.joints_of(stage), few.get(stage, NO_JOINTS)
-            forward_s = self._task_s * (joints.forward - left.forward) / (end - first)
-            back_s = self._task_s * (joints.back - left.back) / (end - first)
-            for layer in layers[first:end]:
-                yield replace(
-                    layer,
-                    forward_s=layer.forward_s + forward_s,
-                    input_s=layer.input_s + back_s,
-                    spread=0.0,
-                )
+            return Edge()
+        link = self._cluster.link(mesh.rank_of(0, 0), mesh.rank_of(0, mesh.tensor - 1))
+        return Edge(link.latency, link.of_each(self._cluster.devices))
 
     def _end_of_step(self, layout: Prediction, layers: Sequence[LayerCosts]) -> Iterator[float]:
         """Seconds of the end of a step on each stage."""
@@ -234,13 +199,5 @@ class StepTimes:
 
 
 def _alone(job: Job) -> Job:
-    """One replica, with two members where there are more."""
-    return replace(job.alone(), votes=job.votes, team=min(job.team, 2), joints=_few(job))
-
-
-def _few(job: Job) -> dict[int, StageJoints]:
-    """The joints that are simulated."""
-    return {
-        stage: StageJoints(min(of.forward, _JOINTS), min(of.back, _JOINTS))
-        for stage, of in job.joints.items()
-    }
+    """One replica."""
+    return replace(job.alone(), votes=job.votes, team=job.team, joints=job.joints)

@@ -26,7 +26,7 @@ from axrt.world.mesh import Mesh
 
 from .default_schedule import settled
 from .known_costs import costs_in_file, measured_costs
-from .model_job import Found, job_for, job_with, with_replicas
+from .model_job import Found, filling, job_for, job_with, with_replicas
 from .plan_from_costs import PLANNED, Decided, SentPlan, plan_of_run
 from .step_prediction import AS_FAST, Candidate, predicted
 
@@ -190,10 +190,9 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[Found]
         for cap in [asked.max_held] if asked.max_held else caps_of(name, ranks):
             try:
                 of = replace(asked, policy=name, max_held=cap, also=())
-                found = job_with(of, config, model, ranks)
+                schedule, job = job_with(of, config, model, ranks)
             except ConfigError:
                 continue
-            if (
-                found[1].pipes == 1 or asked.placement
-            ):  # two pipes hold all weights twice, which is for the user to want
-                yield found
+            # Two pipes hold all weights twice, which is for the user to want.
+            if job.placement.pipes == 1 or asked.placement:
+                yield schedule, filling(job, config)

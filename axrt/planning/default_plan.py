@@ -22,7 +22,7 @@ from axrt.scheduler.simulation.model_costs import ModelCosts
 from axrt.world.mesh import Mesh
 
 from .default_schedule import settled
-from .model_job import Found, job_for, job_with
+from .model_job import Found, filling, job_for, job_with
 from .plan_from_costs import Decided, SentPlan, possible_plan
 from .step_prediction import AS_FAST, Candidate, predicted
 
@@ -63,7 +63,7 @@ def takes_a_plan(config: Config, model: PipelineModule, mesh: Mesh) -> bool:
     left_open = not (of.policy or of.chunks or of.share or config.run.compile)
     return (
         left_open
-        and config.parallel.virtual_members == 1  # layers of a team are not measured yet
+        and config.parallel.virtual_members == 1  # what plans gain there is not measured
         and mesh.pipe > 1
         and is_brief(of.microbatches, mesh)
         and settled(config, model, mesh)[0].policy == "adaptive"
@@ -166,4 +166,5 @@ def plans(
         of = replace(config.schedule, policy="adaptive", max_held=cap, also=())
         plan = possible_plan(replace(config, schedule=of), model, mesh, costs)
         if plan is not None:
-            yield predicted(of, job_for(plan.job(), config, model, plan.cuts), costs), plan
+            job = filling(job_for(plan.job(), config, model, plan.cuts), config)
+            yield predicted(of, job, costs), plan

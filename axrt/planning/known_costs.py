@@ -42,14 +42,15 @@ def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> ModelCos
         size = config.schedule.microbatch_size
         try:
             table = CostTable.read(Path(config.schedule.costs))
-            layers.extend(table.of(size, kinds_of(model)))
+            layers.extend(table.of(size, kinds_of(model), config.parallel.tensor))
             edges.update(table.edges)
         except ValueError as error:
             raise ConfigError(f"schedule.costs: {error}") from None
         return *table.edge, table.task_s, table.lengths
 
     latency, bandwidth, task_s, lengths = rank.exchange.agreed(read)
-    return ModelCosts(layers, Edge(latency, bandwidth), task_s, edges, lengths)
+    edge, team = Edge(latency, bandwidth), config.parallel.tensor
+    return ModelCosts(layers, edge, task_s, edges, lengths, team, within=edge)
 
 
 def settings_of(config: Config) -> dict[str, Any]:
@@ -90,8 +91,8 @@ def measured_costs(
     sample: Any,
     compiler: Compiler | None,
 ) -> ModelCosts:
-    """The costs of layers on the main rank, and of messages between it and another one; every rank
-    calls it.
+    """The costs of layers on the main rank, and of messages between it and the next rank of its
+    pipeline, and the next member of its team; every rank calls it.
 
     Args:
         sample: a microbatch, (inputs, targets); only the main rank's counts.
@@ -99,9 +100,15 @@ def measured_costs(
     Raises:
         ConfigError: there is no sample, or it does not go through the layers; raised on every rank.
     """
-    layers = measured_layers(config, model, rank, sample, compiler, _policy(config))
-    several = rank.mesh.pipe * rank.mesh.data > 1
-    return ModelCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
+    mesh, team = rank.mesh, config.parallel.tensor
+    layers = measured_layers(config, model, rank, sample, compiler, _policy(config), team)
+    edge = within = Edge()
+    if mesh.pipe * mesh.data > 1:
+        next_team = mesh.rank_of(*((0, team) if mesh.pipe > 1 else (1, 0)))
+        edge = measured_edge(rank.exchange, rank.device, next_team)
+    if team > 1:
+        within = measured_edge(rank.exchange, rank.device, mesh.rank_of(0, 1))
+    return ModelCosts(layers, edge, team=team, within=within)
 
 
 def measured_layers(
@@ -142,11 +149,11 @@ def _policy(config: Config) -> str:
     return f"schedule.policy = {config.schedule.policy!r}"
 
 
-def measured_edge(exchange: Exchange, device: torch.device) -> Edge:
-    """The link between two ranks, in seconds and bytes, from the times of two sizes of message.
-    Every rank calls it."""
+def measured_edge(exchange: Exchange, device: torch.device, to: int = 1) -> Edge:
+    """The link from the main rank to another one, in seconds and bytes, from the times of two sizes
+    of message. Every rank calls it."""
     small_s, large_s = (
-        exchange.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device)) / 2
+        exchange.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device), to=to) / 2
         for size in (1, _LARGE)
     )
     return Edge(small_s, _LARGE / (large_s - small_s) if large_s > small_s else float("inf"))

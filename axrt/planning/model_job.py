@@ -67,7 +67,7 @@ def with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     usual = 0 if of.zero else usual_group(mesh.data, job.ranks)
     group = config.parallel.group or usual
     group = 0 if group == 1 or job.by_library else group
-    job = replace(job, replicas=mesh.data, fills=_settled_fill(job, config.schedule.fill))
+    job = replace(filling(job, config), replicas=mesh.data)
     if config.schedule.share:
         job = _sharing(job, config)
         group = 0 if job.in_tree else group
@@ -79,8 +79,10 @@ def with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     return job
 
 
-def _settled_fill(job: Job, fill: str) -> bool:
-    return fills(job) if fill == "auto" else fill == "always"
+def filling(job: Job, config: Config) -> Job:
+    """The same with what `schedule.fill` comes to."""
+    fill = config.schedule.fill
+    return replace(job, fills=fills(job) if fill == "auto" else fill == "always")
 
 
 def _sharing(job: Job, config: Config) -> Job:

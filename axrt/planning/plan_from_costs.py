@@ -97,6 +97,7 @@ def plan_for(
     Raises:
         ValueError, ConfigError: no placement fits, or no order keeps so little.
     """
+    costs = costs.waiting()  # an order has whole tasks
     cuts = dict(_cuts(config, name, model, ranks, costs.layers))
     among = [world_of(where, of, costs.unsteady()) for where, of in cuts.items()]
     if not among:

@@ -16,6 +16,8 @@ from axrt.scheduler.simulation.model_costs import ModelCosts, world_of
 from axrt.scheduler.simulation.one_member import one_member
 from axrt.scheduler.simulation.simulator import simulate
 
+from .few_joints import exchanges_of, with_few_joints
+
 AS_FAST = 1.01  # candidates within this of the fastest count as fast as it
 _STEPS = 3
 _MOST_MICROBATCHES = 4  # times the ranks
@@ -52,7 +54,8 @@ def predicted(
     job: Job,
     of: ModelCosts,
 ) -> Candidate:
-    """The figures of a schedule by simulation."""
+    """The figures of a schedule by simulation, with two members where a team has more."""
+    job, of = with_few_joints(job, of)
     stages = list(_stages(job, of.layers))
     costs = _costs(job, of, stages)
     busiest_s = costs.of_busiest(job.placement)
@@ -108,6 +111,7 @@ def _stages(job: Job, layers: Sequence[LayerCosts]) -> Iterator[_Stage]:
 def least_step_s(job: Job, of: ModelCosts) -> float:
     """Seconds that a step takes at least, whatever the policy, on a steady machine; see
     `predicted`, which takes the average of some steps."""
+    job, of = with_few_joints(job, of)
     steady = [replace(layer, spread=0.0) for layer in of.layers]
     costs = _costs(job, of._replace(layers=steady), list(_stages(job, of.layers)))
     return least_makespan(job.placement, costs, job.microbatches, _STEPS) / _STEPS
@@ -117,7 +121,11 @@ def _costs(job: Job, of: ModelCosts, stages: Sequence[_Stage]) -> Costs:
     costs = world_of(job.placement, job.cuts, of).costs
     if not _is_whole(job.microbatches, job.ranks):
         costs = replace(costs, jitter=hypot(costs.jitter, costs.lengths), lengths=0.0)
-    return replace(costs, recomputed={stage: stages[stage].share_again for stage in job.recomputed})
+    return replace(
+        costs,
+        recomputed={stage: stages[stage].share_again for stage in job.recomputed},
+        exchange_of=exchanges_of(job, of) if job.team > 1 else (),
+    )
 
 
 def _is_whole(microbatches: int, ranks: int) -> bool:

@@ -163,8 +163,8 @@ class Exchange:
                 )
         return [value for _, value in given]
 
-    def round_trip_s(self, payload: Any, times: int = 20) -> float:
-        """Median time that a message takes from rank 0 to rank 1 and back, in seconds.
+    def round_trip_s(self, payload: Any, times: int = 20, to: int = 1) -> float:
+        """Median time that a message takes from rank 0 to another one and back, in seconds.
 
         Every rank calls it, and only rank 0's result counts.
         """
@@ -173,13 +173,14 @@ class Exchange:
             self._exchanges += 1
             began = time.perf_counter()
             if self._rank == MAIN:
-                self.tell(1, ControlMessage(Topic.EXCHANGED, self._rank, self._exchanges), payload)
-            if self._rank <= 1:
+                self.tell(to, ControlMessage(Topic.EXCHANGED, self._rank, self._exchanges), payload)
+            if self._rank in (MAIN, to):
+                sender = to if self._rank == MAIN else MAIN
                 self.wait(
-                    self.claim(Topic.EXCHANGED, self._exchanges, [1 - self._rank]),
+                    self.claim(Topic.EXCHANGED, self._exchanges, [sender]),
                     "a message that is timed",
                 )
-            if self._rank == 1:
+            if self._rank == to:
                 self.tell(
                     MAIN, ControlMessage(Topic.EXCHANGED, self._rank, self._exchanges), payload
                 )

@@ -38,6 +38,10 @@ class Edge(NamedTuple):
     latency: float = 0.0
     bandwidth: float = float("inf")
 
+    def seconds(self, size: float) -> float:
+        """How long a message of a size takes, alone."""
+        return self.latency + size / self.bandwidth
+
 
 _UNIT, _AT_ONCE = Work(), Edge()
 

@@ -1,6 +1,6 @@
 """The costs of a model and its links, and what they come to on a placement: those of its stages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -37,7 +37,7 @@ class ModelCosts(NamedTuple):
     edges: Mapping[tuple[int, int], Edge] = {}
     lengths: float = 0.0  # see `CostTable`
     team: int = 1  # number of members that hold each layer; the layers' costs are those of one
-    exchange_s: tuple[float, ...] = ()  # seconds of slices at a joint of each stage; (): none
+    within: Edge = Edge()  # link between members of a team
     # seconds of the end of a step on each stage: sums over replicas and the optimizer's step; ()
     # where they take none
     step_s: tuple[float, ...] = ()
@@ -48,6 +48,23 @@ class ModelCosts(NamedTuple):
         layers = [replace(of, spread=max(LEAST_JITTER, of.spread)) for of in self.layers]
         return self._replace(layers=layers)
 
+    def waiting(self) -> "ModelCosts":
+        """The same of one member, which waits at each joint of a task for the slices of others."""
+        if self.team == 1:
+            return self
+        layers = [
+            replace(
+                of,
+                forward_s=of.forward_s + self._waited_s(of.joints),
+                input_s=of.input_s + self._waited_s(of.back_joints),
+            )
+            for of in self.layers
+        ]
+        return self._replace(layers=layers, team=1)
+
+    def _waited_s(self, joints: Sequence[int]) -> float:
+        return sum(self.task_s + self.within.seconds(size) for size in joints)
+
 
 def world_of(placement: Placement, cuts: Sequence[int], known: ModelCosts) -> World:
     """The costs of a model that is cut for a placement."""
@@ -55,15 +72,21 @@ def world_of(placement: Placement, cuts: Sequence[int], known: ModelCosts) -> Wo
     costs = Costs(
         tuple(work_of(stage, known.team) for stage in stages),
         step_of=known.step_s,
-        exchange_of=known.exchange_s,
         task=known.task_s,
         edge=known.edge,
-        edges=dict(known.edges),
+        edges=dict(_of_members(known)),
         jitter=median(layer.spread for layer in known.layers),
         lengths=known.lengths,
         pieces=pieces_of([sum(layer.pieces for layer in stage) for stage in stages]),
     )
     return World(placement, costs, tuple(map(kept_by, stages)))
+
+
+def _of_members(known: ModelCosts) -> Iterator[tuple[tuple[int, int], Edge]]:
+    """The links that differ, by places: the members of a team come one after the other."""
+    for (source, to), edge in known.edges.items():
+        for member in range(known.team):
+            yield (source * known.team + member, to * known.team + member), edge
 
 
 def work_of(layers: Sequence[LayerCosts], team: int = 1) -> Work:

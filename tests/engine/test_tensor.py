@@ -816,23 +816,14 @@ def test_pieces_that_do_not_add_up_are_refused(layer: type[nn.Module], text: str
         trained(model, features, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("schedule", "policy", "auto"),
-        ("run", "compile", "inductor"),
-    ],
-)
-def test_what_a_team_does_not_take_yet_is_refused(section: str, key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"{section}.{key} = .* with parallel.tensor = 2"):
-        axrt.Config.read(with_section({"parallel": {"tensor": 2}}, section, key, value))
-
-
-def with_section(
-    config: dict[str, dict[str, Any]], section: str, key: str, value: object
-) -> dict[str, dict[str, Any]]:
-    config.setdefault(section, {})[key] = value
-    return config
+def test_what_a_team_does_not_take_yet_is_refused() -> None:
+    for key in ("tensor", "tensor_shards"):
+        with pytest.raises(ConfigError, match=rf"run.compile = .* with parallel.{key} = 2"):
+            axrt.Config.read({"parallel": {key: 2}, "run": {"compile": "inductor"}})
+    for key, value in (("policy", "auto"), ("costs", "costs.json")):
+        several = {"parallel": {"tensor": 2, "tensor_shards": 4}, "schedule": {key: value}}
+        with pytest.raises(ConfigError, match=rf"schedule.{key} = .* with parallel.tensor_sh"):
+            axrt.Config.read(several)
 
 
 # Checkpoints.
