@@ -1,10 +1,10 @@
 """Two stages of two members whose layers sleep, behind a link that takes a part of a piece for each
-slice: a step that fills that time, or waits, beside what the simulator says; see
-scripts/bench_joints.
+slice: a step that fills that time, or waits, beside what the simulator says; and what policy "auto"
+chooses, beside a run that names no policy; see scripts/bench_joints.
 
 A stage is one layer of eight pieces. Each sleeps as long in its forward, its input gradient and its
-weight gradient. The link holds each message with slices back, in a thread of its own, and leaves
-all others alone.
+weight gradient. The link holds each message with slices back, and those that time it, in a thread
+of its own, and leaves all others alone.
 """
 
 import json
@@ -12,6 +12,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 from queue import SimpleQueue
 from random import Random
 from typing import Any
@@ -27,12 +28,14 @@ from axrt.cli import main as axrt_command
 from axrt.device.queues import NOW, Moment
 from axrt.scheduler.message import Meaning
 from axrt.transport import Parcel
+from axrt.transport.control import Topic
 from axrt.transport.mpi import MpiTransport
 
 WORLD = MPI.COMM_WORLD
 STAGES, MEMBERS, PIECES, TOKENS, WIDTH = 2, 2, 8, 4, 4
 POLICIES = ("eager-1f1b", "zb-h2")
 FILLS = ("always", "never")
+WAYS = [*product(POLICIES, FILLS), ("auto", "auto"), ("", "auto")]
 
 
 class Sleep(torch.autograd.Function):
@@ -80,7 +83,8 @@ def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class SlowLink(MpiTransport):
-    """Messages with slices leave some time after they are sent, in their order.
+    """Messages with slices, and those within a team that time the link, leave some time after they
+    are sent, in their order.
 
     Args:
         seconds: that time.
@@ -93,8 +97,9 @@ class SlowLink(MpiTransport):
         threading.Thread(target=self._send_later, daemon=True).start()
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
-        meaning = getattr(parcel.message, "meaning", None)
-        if meaning in (Meaning.SLICE, Meaning.SLICE_BACK):
+        says, is_mate = parcel.message[0], rank // MEMBERS == self.rank // MEMBERS
+        is_timed = says is Topic.EXCHANGED and is_mate
+        if says in (Meaning.SLICE, Meaning.SLICE_BACK) or is_timed:
             self._later.put((time.monotonic() + self._seconds, rank, parcel, after))
         else:
             super().send(rank, parcel, after)
@@ -107,7 +112,11 @@ class SlowLink(MpiTransport):
 
 
 class Way:
-    """A policy that fills, or waits."""
+    """A policy that fills, or waits; "auto", which chooses; or none, "".
+
+    Attributes:
+        engine: the engine that follows it.
+    """
 
     def __init__(self, policy: str, fill: str, microbatches: int, piece_s: float, slow: float):
         self._microbatches = microbatches
@@ -118,15 +127,18 @@ class Way:
             "parallel": {"tensor": MEMBERS},
             "run": {"device": "cpu"},
         }
-        self._engine = axrt.initialize(
-            model, config=settings, transport=SlowLink(WORLD.Dup(), slow * piece_s)
+        self.engine = axrt.initialize(
+            model,
+            config=settings,
+            transport=SlowLink(WORLD.Dup(), slow * piece_s),
+            sample=next(self._batches()) if policy == "auto" else None,
         )
 
     def step_s(self) -> float:
         """The time that a step takes."""
         WORLD.Barrier()
         began = time.perf_counter()
-        self._engine.train_batch(self._batches() if self._engine.reads else None).loss  # noqa: B018
+        self.engine.train_batch(self._batches() if self.engine.reads else None).loss  # noqa: B018
         WORLD.Barrier()
         return time.perf_counter() - began
 
@@ -156,8 +168,7 @@ def main(rounds: int, microbatches: int, piece_ms: float, slow: float) -> None:
     """Time steps of each way in turn, and print them beside what the simulator says."""
     ways = {
         (policy, fill): Way(policy, fill, microbatches, piece_ms / 1e3, slow)
-        for policy in POLICIES
-        for fill in FILLS
+        for policy, fill in WAYS
     }
     taken: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
     random = Random(0)
@@ -170,9 +181,13 @@ def main(rounds: int, microbatches: int, piece_ms: float, slow: float) -> None:
         print("| policy | fill | simulated, pieces | measured | simulated / measured |")
         print("|---|---|---|---|---|")
         for (policy, fill), took in taken.items():
-            expected, median = simulated(policy, fill, microbatches, slow), statistics.median(took)
+            engine, median = ways[policy, fill].engine, statistics.median(took)
+            name = engine.schedule.policy
+            expected = simulated(name, engine.fill, microbatches, slow)
             spread = f"{median:.1f} ({min(took):.1f} to {max(took):.1f})"
-            print(f"| {policy} | {fill} | {expected:.1f} | {spread} | {expected / median:.3f} |")
+            told = name if policy == name else f"{policy or 'none named'}: {name}"
+            ratio = f"{expected / median:.3f}"
+            print(f"| {told} | {engine.fill} | {expected:.1f} | {spread} | {ratio} |")
 
 
 if __name__ == "__main__":
