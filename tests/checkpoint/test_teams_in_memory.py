@@ -52,7 +52,7 @@ def run(
         checkpoint={"memory_dir": str(shm)},
         run={"host_of": hosts},
         optimizer={"clip": 0.5},
-        schedule={"policy": "1f1b"},
+        schedule={"policy": "1f1b", "fill": "never"},  # else each rank simulates which is faster
         **{**sections, "memory": {"bucket_mb": 0.004, **sections.get("memory", {})}},
     )
 
@@ -90,7 +90,7 @@ def run(
     ),
     ("lost", ["node-1", "node-0", ""]),
     ("weights", ["float32", "bfloat16"]),
-    quick=4,
+    quick=3,
 )
 def test_members_go_on_from_their_own_copies(
     places: tuple[Path, Path],
@@ -115,12 +115,9 @@ def test_members_go_on_from_their_own_copies(
 
 def test_virtual_members_have_the_same_bits_on_any_degree(places: tuple[Path, Path]) -> None:
     quiet = run((places[0] / "no", places[1]), (1, 4, 1), STEPS, shards=4)
-    for layout in ((1, 2, 1), (2, 1, 1)):
-        run(places, (1, 4, 1), KEPT, keeps=True, shards=4)
-        found = run(places, layout, STEPS, shards=4)
-        assert {began for began, _ in found} == {KEPT}
-        assert found[0][1] == quiet[0][1][KEPT:]
-        shutil.rmtree(places[0])
+    run(places, (1, 4, 1), KEPT, keeps=True, shards=4)
+    found = run(places, (1, 2, 1), STEPS, shards=4)
+    assert found == [(KEPT, quiet[0][1][KEPT:])] * 2
 
 
 AS_KEPT: list[dict[str, Any]] = [{}, {"zero": 1}, {"zero": 3}, {"offload": "stream"}]

@@ -56,7 +56,7 @@ def planned(*asked: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (("links.node.bandwidth", "1e6", "1e9"), ("device.bandwidth", "1e8", "1e9")),
+        (("device.bandwidth", "1e8", "1e9"), ("links.node.bandwidth", "1e6")),
         (("model.layers", "1", "2"), ("cluster.devices", "1")),
     ],
 )
@@ -114,7 +114,7 @@ def test_all_that_can_be_pinned_is_known_to_a_search() -> None:
 
 def test_each_policy_of_one_pipe_can_be_pinned_also_on_one_rank() -> None:
     """There all that compute a backward as one task take equally long."""
-    names = ("1f1b", "gpipe", "axonn", "zb-h1", "zb-v")
+    names = ("1f1b", "gpipe", "zb-v")
     rows = rows_of(
         "--over",
         f"schedule.policy={','.join(names)}",
@@ -126,8 +126,8 @@ def test_each_policy_of_one_pipe_can_be_pinned_also_on_one_rank() -> None:
     assert len(chosen) == 2 * len(names)
     for (policy, _), row in chosen.items():
         assert policy == f"schedule.policy={row['set']['schedule'].get('policy', '1f1b')}"
-    alone = [chosen[f"schedule.policy={one}", "parallel.pipe=1"]["step_s"] for one in names[:3]]
-    assert alone == [alone[0]] * 3
+    alone = [chosen[f"schedule.policy={one}", "parallel.pipe=1"]["step_s"] for one in names[:2]]
+    assert alone == [alone[0]] * 2
 
 
 def test_a_pinned_key_is_never_advised() -> None:

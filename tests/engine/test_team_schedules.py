@@ -156,14 +156,14 @@ def test_auto_measures_a_member_and_trains_with_the_same_bits(
     assert timed == [2, 1] * 4, "the next rank of the pipeline, then of the team"
     assert engine.along_a_plan
     assert "along a plan" in engine.candidates[0]
-    assert losses == run(policy="1f1b")[0]
+    assert losses == run(policy="1f1b", fill="never")[0]
 
 
 def test_auto_measures_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     with_little_effort(monkeypatch)
     losses, engine = run(policy="auto")
     assert len(engine.candidates) > 10
-    assert losses == run(policy="1f1b")[0]
+    assert losses == run(policy="1f1b", fill="never")[0]
 
 
 def test_plans_follow_a_table_of_the_same_degree(
