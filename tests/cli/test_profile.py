@@ -338,3 +338,38 @@ def test_a_table_like_a_run_shares_out_what_its_stages_took(costs: Path) -> None
         assert refused.exit_code == 2, refused.output
         assert word in refused.output
         assert not Path("none.json").exists()
+
+
+def test_a_simulation_of_a_team_takes_a_members_costs_and_its_joints(tmp_path: Path) -> None:
+    """One microbatch on one rank, and on two: what is added up by hand."""
+    member = LayerCosts(0.2, 0.3, 0.4, 500, 1, 0.0, pieces=1, joints=(100, 300), back_joints=(200,))
+    alone = replace(member, forward_s=9.0, joints=(), back_joints=())
+    edge, task_s = Edge(0.01, 1e4), 0.001
+    table = CostTable({2: (alone,) * 2}, edge, task_s=task_s, teams={2: {2: (member,) * 2}})
+    file = tmp_path / "costs.json"
+    file.write_text(table.to_json())
+
+    def takes(*words: str) -> float:
+        command = ["simulate", "--costs", str(file), "--microbatches", "1", "--policy", "1f1b"]
+        done = CliRunner().invoke(main, [*command, *words, "--json", "world.fill=never"])
+        assert done.exit_code == 0, done.output
+        return float(json.loads(done.output)["makespan"])
+
+    # Of a stage all exchanges take equally long: 600 bytes of a layer at three joints.
+    joints = 3 * 2 * 0.01 + 2 * 600 / 1e4
+    pieces = 2 + 3 * 2
+    computing = 2 * (0.2 + 0.3 + 0.4)
+    of_one = takes("--tensor", "2", "--ranks", "1")
+    assert of_one == pytest.approx(computing + joints + pieces * task_s)
+    # There and back a member sends half of an activation, of which the table has its half.
+    of_two = takes("--tensor", "2", "--ranks", "2")
+    assert of_two == pytest.approx(of_one + 2 * task_s + 2 * (0.01 + 500 / 1e4))
+    assert takes("--ranks", "1") == pytest.approx(2 * (9.0 + 0.3 + 0.4) + 2 * task_s)
+    for words, text in (
+        (("--tensor", "2", "--joints", "3"), "--joints and --costs with a file, which says that"),
+        (("--tensor", "3"), "there are costs of teams of 1, 2; expected those of parallel.tensor"),
+    ):
+        command = ["simulate", "--costs", str(file), "--ranks", "1", "--microbatches", "1"]
+        refused = CliRunner().invoke(main, [*command, "--policy", "1f1b", *words])
+        assert refused.exit_code == 2
+        assert text in refused.output

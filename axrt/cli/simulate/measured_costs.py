@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import click
 
+from axrt.scheduler.job import Job
+from axrt.scheduler.numbering import StageJoints
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.planning.balance import balanced, evened
 from axrt.scheduler.planning.planner import World
@@ -35,16 +38,19 @@ class CostsOrFile(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) -> World:
+def world_on(
+    placement: Placement, table: CostTable, options: dict[str, Any], waits: bool = False
+) -> World:
     """The costs of the table's model, cut so that ranks take equally long.
 
     Args:
         options: options of the command; those that the table has are not taken.
+        waits: of a team one member is meant, which waits at joints.
     Raises:
         ValueError: the model has fewer layers than stages, or an option says what the table says,
             or rests on what it leaves out.
     """
-    for name in ("latency", "transfer", "task_cost", "pieces"):
+    for name in ("latency", "transfer", "task_cost", "pieces", "joints", "exchange"):
         if options[name]:
             raise ValueError(
                 f"{_said(name)} and --costs with a file, which says that; expected one of them"
@@ -60,17 +66,42 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
             f"the table has {plural(table.num_layers, 'layer')}, which cannot fill "
             f"{plural(placement.stages, 'stage')}"
         )
-    layers = table.layers[samples_of(table, options)]
-    cuts = cuts_on(placement, layers)
-    known = ModelCosts(layers, table.edge, table.task_s, table.edges, table.lengths)
-    world = world_of(placement, cuts, known)
+    known = known_costs(table, options)
+    known = known.waiting() if waits else known
+    world = world_of(placement, cuts_on(placement, known.layers), known)
     asked = {name: options[name] for name in ("jitter", "lengths") if options[name] is not None}
     costs = replace(world.costs, **asked)
     return world._replace(costs=costs.on(options["cluster"]) if options["cluster"] else costs)
 
 
 def _said(name: str) -> str:
-    return f"--{name}" if name == "latency" else f"world.{name}"
+    return f"--{name}" if name in ("latency", "joints", "exchange") else f"world.{name}"
+
+
+def known_costs(table: CostTable, options: dict[str, Any]) -> ModelCosts:
+    """The costs of a member's layers; slices of a team take the link of the table.
+
+    Raises:
+        ValueError: the table has no such teams or microbatches.
+    """
+    team = options["tensor"]
+    layers = table.of_degree(team)[samples_of(table, options)]
+    links = table.edge, table.task_s, table.edges, table.lengths
+    return ModelCosts(layers, *links, team, within=table.edge)
+
+
+def in_layers(job: Job, known: ModelCosts) -> Job:
+    """A job of the table's layers, with the joints of a team."""
+    cuts = cuts_on(job.placement, known.layers)
+    joints = {
+        stage: StageJoints(
+            sum(len(of.joints) for of in known.layers[first:end]),
+            sum(len(of.back_joints) for of in known.layers[first:end]),
+        )
+        for stage, (first, end) in enumerate(pairwise(cuts))
+    }
+    joints = {stage: of for stage, of in joints.items() if any(of) and known.team > 1}
+    return replace(job, cuts=tuple(cuts), team=known.team, joints=joints)
 
 
 def cuts_on(placement: Placement, layers: Sequence[LayerCosts]) -> list[int]:
@@ -82,9 +113,10 @@ def cuts_on(placement: Placement, layers: Sequence[LayerCosts]) -> list[int]:
 def samples_of(table: CostTable, options: dict[str, Any]) -> int:
     """The samples of a microbatch whose costs are taken; raises `ValueError` where the table has
     none of those that are asked for."""
-    samples: int = options["samples"] or min(table.of_degree(1))
-    if samples not in table.layers:
-        sizes = ", ".join(map(str, sorted(table.layers)))
+    of_degree = table.of_degree(options["tensor"])
+    samples: int = options["samples"] or min(of_degree)
+    if samples not in of_degree:
+        sizes = ", ".join(map(str, sorted(of_degree)))
         raise ValueError(
             f"world.samples = {samples}: the table has costs of microbatches of {sizes} samples; "
             "expected one of them"

@@ -92,7 +92,7 @@ def _worlds(where: Sequence[str], options: dict[str, Any]) -> tuple[list[Planned
         return worlds(ranks, costs_of(any_job, options), where), 1.0
     placements = [placement_by_name(name, ranks, 0) for name in where]
     enough = [one for one in placements if one.stages <= options["costs"].num_layers]
-    found = [world_on(one, options["costs"], options) for one in enough or placements]
+    found = [world_on(one, options["costs"], options, True) for one in enough or placements]
     return found, min(world.least for world in found)
 
 

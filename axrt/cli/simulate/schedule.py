@@ -1,10 +1,12 @@
 """One schedule as the options of `axrt simulate` describe it: its job, costs, timeline and
 figures."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
 
+from axrt.planning.few_joints import exchanges_of
 from axrt.scheduler.job import Job
 from axrt.scheduler.lacks import CAUSES
 from axrt.scheduler.numbering import StageJoints
@@ -19,7 +21,7 @@ from axrt.scheduler.simulation.simulator import simulate
 from axrt.scheduler.simulation.timeline import Timeline
 from axrt.scheduler.task import Kind
 
-from .measured_costs import cuts_on, samples_of, world_on
+from .measured_costs import in_layers, known_costs, world_on
 from .world import is_key
 
 
@@ -41,10 +43,12 @@ def simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
 def costs_of(job: Job, options: dict[str, Any]) -> Costs:
     """The costs of a schedule: those of the options, or of a table for the model."""
     if isinstance(options["costs"], CostTable):
-        of = world_on(job.placement, options["costs"], options).costs
+        table = options["costs"]
+        of, known = world_on(job.placement, table, options).costs, known_costs(table, options)
         costs = _of_options(job, {**options, "costs": (1.0, 1.0, 1.0)}, of.edge)
         costs = replace(costs, jitter=of.jitter, lengths=of.lengths, pieces=of.pieces)
-        costs = replace(costs, work=of.work, edges=of.edges, task=of.task)
+        exchanges = exchanges_of(in_layers(job, known), known) if known.team > 1 else ()
+        costs = replace(costs, work=of.work, edges=of.edges, task=of.task, exchange_of=exchanges)
     else:
         costs = _of_options(job, options, Edge(options["latency"], 1.0))
     return costs.on(options["cluster"]) if options["cluster"] else costs
@@ -143,7 +147,9 @@ def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
     return min(lines, key=lambda line: line.makespan)
 
 
-def _joints(job: Job, options: dict[str, Any]) -> dict[int, StageJoints]:
+def _joints(job: Job, options: dict[str, Any]) -> Mapping[int, StageJoints]:
+    if isinstance(options["costs"], CostTable):
+        return in_layers(job, known_costs(options["costs"], options)).joints
     joints = StageJoints(options["joints"], options["joints"])
     return dict.fromkeys(range(job.stages), joints) if options["joints"] else {}
 
@@ -174,7 +180,7 @@ def _cut(job: Job, options: dict[str, Any]) -> dict[str, Any]:
     table = options["costs"]
     if not isinstance(table, CostTable):
         return {}
-    return {"cuts": cuts_on(job.placement, table.layers[samples_of(table, options)])}
+    return {"cuts": list(in_layers(job, known_costs(table, options)).cuts)}
 
 
 def _stash(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -> list[float]:
