@@ -37,7 +37,7 @@ class Part(NamedTuple):
     step: int  # number of steps that were done
     rank: int  # rank in the job whose state it is
     size: int  # number of ranks of that job
-    # digest of which shards it has of its layers, see `cut_of`; "": it has whole layers
+    # digest of which shards and parts it has of its layers, see `cut_of`; "": it has whole layers
     cut: str = ""
 
     @property

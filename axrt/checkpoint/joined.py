@@ -21,9 +21,17 @@ from axrt.store.local_model import LocalModel
 from axrt.store.saved_piece import MASTER, SavedPiece, WholeParameter
 from axrt.store.team_pieces import wholes_of_teams
 
-from .layers import Live, LiveTensors, checked_file, layer_of, weights_file, weights_of
+from .layers import (
+    Live,
+    LiveTensors,
+    checked_file,
+    layer_of,
+    optimizer_file,
+    weights_file,
+    weights_of,
+)
 from .manifest import Manifest
-from .pieces import Told, cuts_in, is_of_pieces, pieces_file, tensors_of, told_in
+from .pieces import Told, parts_in, pieces_file, tensors_of, told_in
 from .slices import SliceReader
 from .tensor_file import CheckedFile
 from .writing import layer_files, write_files
@@ -43,36 +51,41 @@ def join(directory: Path, parts: Sequence[Path], model: LocalModel) -> Manifest:
         SaveError: the directory cannot be written to.
     """
     manifests = {part: Manifest.read(part) for part in parts}
-    first = manifests[parts[0]]
     rmtree(directory, ignore_errors=True)
+    records: dict[str, dict[str, Any]] = {}
     try:
         directory.mkdir()
-        if any(map(is_of_pieces, first.files)):
-            return replace(first, files=_put_together(directory, manifests, model))
-        files_of = {name: part for part in reversed(parts) for name in manifests[part].files}
-        for name, part in files_of.items():
-            os.link(part / name, directory / name)
+        for place, layer in model.layers():
+            records |= _layer_of_parts(directory, place, layer, manifests, model)
     except OSError as error:
         raise SaveError(f"{directory}: {error.strerror}") from None
     except (ConfigError, SaveError):
         raise
     except AxrtError as error:  # a file has changed while it was read
         raise DamagedError(str(error)) from None
-    return replace(
-        first, files={name: manifests[part].files[name] for name, part in files_of.items()}
-    )
+    return replace(manifests[parts[0]], files=records)
 
 
-def _put_together(
-    directory: Path, manifests: Mapping[Path, Manifest], model: LocalModel
+# One job may have kept layers in both ways: a stage of a team may have nothing that its members
+# cut, and one under ZeRO nothing that is trained.
+def _layer_of_parts(
+    directory: Path,
+    place: int,
+    layer: nn.Module,
+    manifests: Mapping[Path, Manifest],
+    model: LocalModel,
 ) -> dict[str, dict[str, Any]]:
-    """Write whole layers from pieces. Returns the records of their files."""
-    records: dict[str, dict[str, Any]] = {}
-    for place, layer in model.layers():
-        whole = _Layer(place, layer, model.parts, manifests)
-        files = layer_files(place, layer, whole.weights(), whole.states())
-        records |= {name: asdict(of) for name, of in write_files(directory, files).items()}
-    return records
+    """Link the files of a layer that some part has whole, or write what its pieces come to. Returns
+    their records."""
+    names = weights_file(place), optimizer_file(place)
+    for part, manifest in manifests.items():
+        if manifest.record_of(optimizer_file(place)):
+            for name in names:
+                os.link(part / name, directory / name)
+            return {name: manifest.files[name] for name in names}
+    whole = _Layer(place, layer, model.parts, manifests)
+    files = layer_files(place, layer, whole.weights(), whole.states())
+    return {name: asdict(of) for name, of in write_files(directory, files).items()}
 
 
 class _Kept(NamedTuple):
@@ -93,6 +106,7 @@ class _Layer:
         manifests: manifest of each part, by its directory.
     Raises:
         ConfigError: the pieces are those of another layer.
+        DamagedError: a file is missing, or differs from the one that was saved.
     """
 
     def __init__(
@@ -102,9 +116,10 @@ class _Layer:
         self._mine = dict(weights_of(place, layer))
         weights = self._checked(weights_file(place))
         self._kept = [
-            _Kept(of_weights, _pieces_in(file), cuts_in(file))
+            _Kept(of_weights, _pieces_in(file), parts_in(file))
             for of_weights, file in zip(weights, self._checked(pieces_file(place)), strict=True)
         ]
+        # Which member each is of is told by what is kept.
         self._cuts = {name: part for kept in self._kept for name, part in kept.cuts.items()}
         shapes = {name: one.shape for name, one in self._mine.items()}
         shapes |= {name: of.shape for name, of in parts.items() if layer_of(name) == place}
@@ -115,16 +130,16 @@ class _Layer:
                 )
         for name, shape in shapes.items():
             self._check_whole(name, shape)
-        of_members = [
-            [kept.pieces for kept in of_member] for of_member in self._by_member(self._cuts)
-        ]
-        here = {name: _shape_of_first(name, shape, self._cuts) for name, shape in shapes.items()}
-        wholes = wholes_of_teams(here, of_members, self._cuts)
+        of_members = [[kept.pieces for kept in of_member] for of_member in self._by_member()]
+        of_first = {
+            name: _shape_of_first(name, shape, self._cuts) for name, shape in shapes.items()
+        }
+        wholes = wholes_of_teams(of_first, of_members, self._cuts)
         self._wholes = {name: of for name, of in wholes.items() if name in self._mine}
 
-    def _by_member(self, cuts: Parts) -> list[list[_Kept]]:
+    def _by_member(self) -> list[list[_Kept]]:
         """What is kept, by the member of a team whose it is."""
-        size = next((part.team.size for part in cuts.values()), 1)
+        size = next((part.team.size for part in self._cuts.values()), 1)
         found: list[list[_Kept]] = [[] for _ in range(size)]
         for kept in self._kept:
             found[next((part.team.member for part in kept.cuts.values()), 0)].append(kept)
@@ -134,17 +149,17 @@ class _Layer:
         """Check that all of a parameter is there."""
         cut = self._cuts.get(name)
         if cut is None:
-            _check_whole(name, shape, _of_name(name, self._kept))
+            _check_pieces(name, shape, _of_name(name, self._kept))
             return
         if cut.shape != shape:
             raise _not_all_of(name, shape)
-        shape_here = _shape_of_first(name, shape, self._cuts)
-        members = self._by_member(self._cuts)
+        of_first = _shape_of_first(name, shape, self._cuts)
+        members = self._by_member()
         of_all = [_of_name(name, of) for of in (members if cut.dim is not None else members[:1])]
         if len(set(map(bool, of_all))) > 1:
             raise _not_all_of(name, shape)
         for pieces in of_all:
-            _check_whole(name, shape_here, pieces)
+            _check_pieces(name, of_first, pieces)
 
     def weights(self) -> LiveTensors:
         """Its weights and buffers."""
@@ -173,7 +188,7 @@ class _Layer:
         cut = self._cuts.get(name)
         files = [
             next((kept.weights for kept in of_member if name in kept.weights.like), None)
-            for of_member in self._by_member(self._cuts)
+            for of_member in self._by_member()
         ]
         there = [file for file in files if file is not None]
         is_cut = cut is not None and cut.dim is not None
@@ -198,7 +213,7 @@ def _pieces_in(file: CheckedFile) -> list[SavedPiece]:
     return [_piece(file, name, told) for name, told in told_in(file).items()]
 
 
-def _check_whole(name: str, shape: torch.Size, pieces: Sequence[SavedPiece]) -> None:
+def _check_pieces(name: str, shape: torch.Size, pieces: Sequence[SavedPiece]) -> None:
     """Check that pieces are all of a parameter."""
     cut = {
         piece.first: sizes[0].numel()

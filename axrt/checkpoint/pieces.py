@@ -44,11 +44,6 @@ def pieces_file(place: int) -> str:
     return f"{_PIECES}{place:04}.safetensors"
 
 
-def is_of_pieces(name: str) -> bool:
-    """A file of that name has pieces."""
-    return name.startswith(_PIECES)
-
-
 def cut_of(model: LocalModel) -> str:
     """A digest of which shards and parts a rank has; "" where it has whole layers."""
     if not model.is_in_parts:
@@ -212,7 +207,7 @@ def told_in(file: CheckedFile) -> dict[str, Told]:
         raise DamagedError(f"{file.path} does not tell its pieces ({error!r})") from None
 
 
-def cuts_in(file: CheckedFile) -> dict[str, Part]:
+def parts_in(file: CheckedFile) -> dict[str, Part]:
     """What the member of a team whose file it is has of each parameter that they share out.
 
     Raises:

@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
     """What the ranks of this job need."""
 
     places: Sequence[tuple[int, ...]]  # indices of the layers of each rank
-    cuts: Sequence[str]  # digest of which shards each rank has of them, see `Part.cut`
+    cuts: Sequence[str]  # digest of which shards and parts each rank has of them, see `Part.cut`
     hosts: Sequence[str]  # name of the host of each rank
     newer_than: int  # step of the newest checkpoint on the disk; older copies are left
 
@@ -92,7 +92,7 @@ def _from(kept: _Kept, wanted: Wanted) -> Plan | None:
     ):
         own = (_nearest(kept, of_rank[rank], rank, wanted) for rank in range(size))
         return Plan(tuple((one,) for one in own), are_own=True)
-    if is_cut and len(of_rank) < size:
+    if is_cut and len(of_rank) < size:  # a part that is gone does not say which shards it had
         return None
     choose: Callable[[_Kept, set[int]], Iterator[Offer]] = _shards_of if is_cut else _layers_of
     found = [list(choose(kept, set(places))) for places in wanted.places]
@@ -109,7 +109,7 @@ def _from(kept: _Kept, wanted: Wanted) -> Plan | None:
 
 def _shards_of(kept: _Kept, places: set[int]) -> Iterator[Offer]:
     """Parts with a shard of some layers; of those with the same shards, as replicas of a team may
-    have, that of the lowest rank."""
+    have, that of the lowest rank: their buffers may differ, and every rank is to take the same."""
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for offer in sorted(kept):
         shards = offer.part.cut, offer.places

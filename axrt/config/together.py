@@ -183,7 +183,7 @@ def _of_virtual_members(config: "Config") -> Iterator[str]:
     if config.schedule.policy == "auto":
         yield (
             f"schedule.policy = 'auto' with {here}, whose layers are not measured yet; expected "
-            "the name of a policy, or ''"
+            f"the name of a policy, '', or parallel.tensor_shards = {tensor}"
         )
 
 

@@ -21,7 +21,7 @@ from .candidates import PINNED, check_known, check_tried
 _CHOSEN = ("parallel.rank_order", "parallel.partition", "schedule.fill")
 # Sections that say how a run is laid out; all others say what it computes.
 _OF_LAYOUT = ("parallel", "schedule", "memory")
-# What only modelled costs of layers depend on.
+# What modelled costs of layers depend on, and those of a table do not.
 _OF_MODEL = ("device.operations", "device.share", "device.bandwidth")
 
 
@@ -121,7 +121,8 @@ def _check_keys(swept: Sequence[str], overrides: Sequence[str], with_costs: bool
         if with_costs and key.startswith(_OF_MODEL):
             raise ConfigError(
                 f"--over {key}: layers take what the table of --costs says, whatever the device "
-                "can do; expected another key, or no --costs"
+                "can do, and no more than steps of optimizers would follow; expected another key, "
+                "or no --costs"
             )
 
 

@@ -136,7 +136,8 @@ class Inspection(Observer):
         threading.Thread(target=_look, args=asked, name=_THREAD, daemon=True).start()
 
     def stop(self) -> None:
-        """Answer no more, and let go of the engine: the thread may end a moment later."""
+        """Answer no more; the thread may end a moment later. What a wait holds is let go of, since
+        the user may keep the engine."""
         self._stopped.set()
         self._wait = None
 

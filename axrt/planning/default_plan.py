@@ -63,7 +63,8 @@ def takes_a_plan(config: Config, model: PipelineModule, mesh: Mesh) -> bool:
     left_open = not (of.policy or of.chunks or of.share or config.run.compile)
     return (
         left_open
-        and config.parallel.virtual_members == 1  # what plans gain there is not measured
+        and config.parallel.virtual_members
+        == 1  # of a team the row stays: what plans gain it is not measured
         and mesh.pipe > 1
         and is_brief(of.microbatches, mesh)
         and settled(config, model, mesh)[0].policy == "adaptive"

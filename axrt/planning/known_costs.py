@@ -1,8 +1,8 @@
 """The costs of a model's layers and of its messages: from a file, or measured at the start.
 
 A microbatch runs through every layer a few times (`model.costs`), and messages go there and back
-between two ranks. The spread of durations is taken from the same measurements, since it separates
-policies that look alike on a steady machine.
+between the first rank and the next ones of its pipeline and its team. The spread of durations is
+taken from the same measurements, since it separates policies that look alike on a steady machine.
 """
 
 from dataclasses import asdict, replace
@@ -50,6 +50,7 @@ def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> ModelCos
 
     latency, bandwidth, task_s, lengths = rank.exchange.agreed(read)
     edge, team = Edge(latency, bandwidth), config.parallel.tensor
+    # A table has one link between any two ranks, so members have that.
     return ModelCosts(layers, edge, task_s, edges, lengths, team, within=edge)
 
 
@@ -92,7 +93,8 @@ def measured_costs(
     compiler: Compiler | None,
 ) -> ModelCosts:
     """The costs of layers on the main rank, and of messages between it and the next rank of its
-    pipeline, and the next member of its team; every rank calls it.
+    pipeline, or the next replica of one stage, and the next member of its team; every rank calls
+    it.
 
     Args:
         sample: a microbatch, (inputs, targets); only the main rank's counts.

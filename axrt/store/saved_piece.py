@@ -90,7 +90,7 @@ def wholes_of(
 
     Args:
         shapes: shape of each parameter.
-        parts: pieces of each copy, by pipe.
+        parts: pieces of each copy.
     """
     by_name: dict[str, list[SavedPiece]] = {}
     for part in parts:

@@ -34,14 +34,16 @@ class Trained(NamedTuple):
     model: Callable[[], axrt.PipelineModule]
     batches: Callable[[int], Sequence[Item]]
     layouts: Mapping[int, tuple[int, int, int]]  # stages, members and replicas, by ranks
+    near: float  # relative, to the losses of plain torch
 
 
 STAGES = Trained(
     perceptron,
     random_batches((6, 16), classes=5, microbatches=4),
     {4: (2, 1, 2), 3: (2, 1, 1), 2: (2, 1, 1), 1: (1, 1, 1)},
+    1e-6,
 )
-TEAMS = Trained(language, sentences, {4: (1, 2, 2), 3: (1, 2, 1), 2: (1, 2, 1), 1: (1, 1, 1)})
+TEAMS = Trained(language, sentences, {4: (1, 2, 2), 3: (1, 2, 1), 2: (1, 2, 1), 1: (1, 1, 1)}, 1e-5)
 
 
 class Survivor(World):
@@ -143,7 +145,7 @@ def test_whoever_dies_and_whenever_the_batch_of_each_step_is_that_of_a_quiet_run
         quiet = train_in_plain_torch(of.model(), of.batches, STEPS, adamw).losses
         found = dict(run.losses)
         assert sorted(found) == list(range(1, STEPS + 1))
-        assert [found[step] for step in sorted(found)] == pytest.approx(quiet, rel=1e-5)
+        assert [found[step] for step in sorted(found)] == pytest.approx(quiet, rel=of.near)
         both_hosts = {HOSTS.split(",")[one] for one in launched} == {"0", "1"}
         if both_hosts and len(launched) > 1:  # else there was nowhere to keep a copy
             lost = len(run.losses) - STEPS
