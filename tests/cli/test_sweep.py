@@ -217,6 +217,7 @@ def test_a_key_without_effect_is_named() -> None:
     done = sweep("--over", "run.seed=1,2", "--over", "model.layers=1,2", "cluster.devices=1")
     assert "axrt: the values of run.seed make no difference" in done.stderr
     assert "values of model.layers" not in done.stderr
+    assert "no difference" not in sweep("--over", "run.seed=1", "cluster.devices=1").stderr
 
 
 def test_notes_of_a_choice_are_told_with_its_point() -> None:

@@ -20,7 +20,7 @@ from axrt.planning.autoschedule import choose
 from axrt.planning.model_job import filling, job_with
 from axrt.planning.plan_from_costs import plan_for
 from axrt.scheduler.job import Job
-from axrt.scheduler.simulation.cost_table import LayerCosts
+from axrt.scheduler.simulation.cost_table import CostTable, LayerCosts
 from axrt.scheduler.simulation.costs import Costs, Edge, Work
 from axrt.scheduler.simulation.model_costs import ModelCosts
 from axrt.scheduler.simulation.simulator import simulate
@@ -107,9 +107,9 @@ def test_a_plan_is_made_for_members_that_wait_at_joints() -> None:
     assert of_team != plan_for(alone, "adaptive", language(), 2, late._replace(team=1))
 
 
-def run(table: Path | None = None, **schedule: Any) -> tuple[list[float], Any]:
+def run(table: Path | None = None, pipe: int = 2, **schedule: Any) -> tuple[list[float], Any]:
     """The losses of three steps, and the engine, closed."""
-    layout = {"tensor": 2, "pipe": 2}
+    layout = {"tensor": 2, "pipe": pipe}
     costs = {"costs": str(table)} if table else {}
     config = configured(
         MICROBATCHES,
@@ -129,7 +129,7 @@ def run(table: Path | None = None, **schedule: Any) -> tuple[list[float], Any]:
             read = [iter(batch) if engine.reads else None for batch in batches]
             return [engine.train_batch(batch).loss for batch in read], engine
 
-    found = LocalWorld(4, 1).run(rank_main)
+    found = LocalWorld(2 * pipe, 1).run(rank_main)
     assert all(losses == found[0][0] for losses, _ in found)
     return found[0]
 
@@ -184,3 +184,10 @@ def test_plans_follow_a_table_of_the_same_degree(
     assert losses == run(Path("of-1,2.json"), policy="adaptive", **of_size)[0]
     with pytest.raises(axrt.ConfigError, match=r"schedule\.costs: .* of teams of 1; expected"):
         run(Path("of-1.json"), policy="zb-h1", **of_size)
+    table = CostTable.read(Path("of-1,2.json"))
+    expected_ms = []
+    for link in (Edge(), Edge(1.0)):  # on one stage, members alone have a link
+        Path("other.json").write_text(replace(table, edge=link).to_json())
+        _, engine = run(Path("other.json"), pipe=1, policy="auto", **of_size)
+        expected_ms.append(float(engine.candidates[0].split(": ")[1].split(" ms")[0]))
+    assert expected_ms[1] > expected_ms[0] + 1000
