@@ -20,6 +20,7 @@ from axrt.runtime.rank import Rank
 from axrt.scheduler.job import Job
 from axrt.scheduler.plural import plural
 from axrt.scheduler.policies import NAMES, policy_by_name
+from axrt.scheduler.sharing import with_sharing
 from axrt.scheduler.simulation.model_costs import ModelCosts
 from axrt.scheduler.simulation.schedules import caps_of
 from axrt.world.mesh import Mesh
@@ -194,5 +195,15 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[Found]
             except ConfigError:
                 continue
             # Two pipes hold all weights twice, which is for the user to want.
-            if job.placement.pipes == 1 or asked.placement:
+            if (job.placement.pipes == 1 or asked.placement) and _may_share(job, config):
                 yield schedule, filling(job, config)
+
+
+def _may_share(job: Job, config: Config) -> bool:
+    """Replicas can share microbatches under a schedule, where the settings ask for that."""
+    if config.schedule.share:
+        try:
+            with_sharing(replace(job, replicas=2), config.run.deterministic)
+        except ValueError:
+            return False
+    return True

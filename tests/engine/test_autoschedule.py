@@ -524,3 +524,33 @@ def test_a_model_whose_layers_share_weights_where_chunks_would_cut_it_keeps_one_
             return engine.schedule.policy
 
     assert LocalWorld(2).run(rank_main) == ["zb-h1"] * 2
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_where_replicas_share_only_policies_are_tried_under_which_they_can(
+    deterministic: bool,
+) -> None:
+    """One that was chosen, and then refused by a name that nobody had asked for, ended a start."""
+    settings = configured(
+        8,
+        parallel={"data": 2},
+        schedule={"policy": "auto", "share": True},
+        run={"deterministic": deterministic},
+    )
+    found = {one.schedule.policy for one in choose(Config.read(settings), perceptron(), 2, LATE)}
+    assert "1f1b" in found
+    assert not found & {"gpipe", "breadth-first", "chimera"}
+    assert ("zb-h1" in found) is not deterministic
+    if not deterministic:
+        return
+
+    def rank_main(transport: Transport) -> float:
+        sample = BATCHES(0)[0]
+        with axrt.initialize(
+            perceptron(), adamw, config=settings, transport=transport, sample=sample
+        ) as engine:
+            assert engine.schedule.policy in found
+            mine = [*BATCHES(engine.data_rank)] * 4
+            return engine.train_batch(iter(mine) if engine.reads else None).loss
+
+    assert len(set(LocalWorld(4).run(rank_main))) == 1
