@@ -52,8 +52,9 @@ def partners_of(hosts: Sequence[str]) -> list[int]:
     if len(names) < 2:
         raise ConfigError(
             f"checkpoint.memory_every: all {len(hosts)} ranks are on {names[0]}, so that a copy in "
-            "memory would be lost with what it is of; expected ranks on two hosts or more. Set "
-            "checkpoint.memory_every = 0, and checkpoint.every to save on a disk"
+            "memory would be lost with what it is of; expected ranks on two hosts or more, also by "
+            "run.host_of where that names them. Else set checkpoint.memory_every = 0, and "
+            "checkpoint.every to save on a disk"
         )
     return [
         _of_next(ranks[names[(names.index(host) + 1) % len(names)]], ranks[host].index(rank))

@@ -67,7 +67,7 @@ def plan(
     try:
         if out.is_dir() or not out.absolute().parent.is_dir():
             raise ValueError(f"--out {out}: expected a file in a directory that is there")
-        source, found = _planned(file, overrides, cluster, costs, brief)
+        source, found, dropped = _planned(file, overrides, cluster, costs, brief)
     except (AxrtError, ValueError) as error:
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error) if isinstance(error, AxrtError) else 2)
@@ -78,6 +78,8 @@ def plan(
     asked += ["--costs", str(costs)] if costs else []
     with errors_as_lines():
         write_durably(out, planned_file(found.choices[0].config, asked, out).encode())
+    for line in dropped:
+        click.echo(f"axrt: {line}", err=True)
     told = (found.choices, found.away, source)
     if as_json:
         click.echo(json.dumps(as_dict(*told), indent=1))
@@ -87,14 +89,14 @@ def plan(
 
 def _planned(
     file: str, overrides: tuple[str, ...], cluster: Path, costs: Path | None, brief: bool
-) -> "tuple[str, Plan]":
-    """Where costs come from, and the choice.
+) -> "tuple[str, Plan, list[str]]":
+    """Where costs come from, the choice, and which keys of the run it does not keep.
 
     Raises:
         ConfigError, ValueError: the files cannot be, or have what is not taken.
     """
     from axrt.config import Config
-    from axrt.layouts.plan import chosen, measured, modelled
+    from axrt.layouts.plan import chosen, measured, modelled, not_kept
     from axrt.layouts.search import Search
     from axrt.models.registry import model_of
     from axrt.planning.cluster_file import is_of_cluster, read_cluster
@@ -107,4 +109,6 @@ def _planned(
     model = model_of(config)
     source = measured(config, model, of, costs) if costs else modelled(config, model, of, sample_of)
     search = Search(config, model, of, sample_of, source.layers_of, source.task_s)
-    return source.name, chosen(search, config, of, with_steps_away=not brief)
+    found = chosen(search, config, of, with_steps_away=not brief)
+    dropped = list(not_kept(config, found.choices[0].config)) if found.choices else []
+    return source.name, found, dropped

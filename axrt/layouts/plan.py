@@ -1,6 +1,6 @@
 """A layout chosen, with what a person wants to know of the choice; or why there is none."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +103,20 @@ def _notes(config: Config, chosen: Config) -> list[str]:
         f"run.eval_microbatches = {config.run.eval_microbatches} counts microbatches, and these "
         f"have {size} samples in place of {before}: evaluations have other samples"
     ]
+
+
+def not_kept(config: Config, chosen: Config) -> Iterator[str]:
+    """A line for each key of a run that is chosen otherwise, but for the microbatches of a step."""
+    asked, found, by_itself = config.as_dict(), chosen.as_dict(), Config().as_dict()
+    for key in PINNED:
+        section, name = key.split(".")
+        was, now = asked[section][name], found[section][name]
+        if name.startswith("microbatch") or was in (now, by_itself[section][name]):
+            continue
+        yield (
+            f"{key} = {was!r} of the run is not kept: the fastest layout has {now!r}. "
+            f"axrt sweep --over {key}={was} looks at those with {was!r} alone"
+        )
 
 
 def _check_all_there(tried: Iterable[Shape], table: CostTable, file: Path) -> None:

@@ -102,6 +102,21 @@ def test_what_cannot_be_is_refused(files: Path, asked: tuple[str, ...], text: st
     assert not Path("planned.toml").exists()
 
 
+def test_keys_of_the_run_that_are_not_kept_are_told(files: Path) -> None:
+    """They are what is chosen, and whoever has set one must know; microbatches are shared out
+    anew, and the samples of a step stay."""
+    asked = ("cluster.devices=1", "schedule.microbatches=2", "--brief")
+    done = plan("parallel.tensor=2", "memory.recompute=full", "model.heads=2", *asked)
+    assert done.exit_code == 0, done.output
+    told = [line for line in done.stderr.splitlines() if "is not kept" in line]
+    assert [line.split(" =")[0] for line in told] == [
+        "axrt: parallel.tensor",
+        "axrt: memory.recompute",
+    ]
+    assert "axrt sweep --over parallel.tensor=2 looks at those with 2 alone" in told[0]
+    assert "not kept" not in plan(*asked).stderr
+
+
 def test_costs_may_be_measured(files: Path) -> None:
     sizes = [word for size in ("1", "2") for word in ("--samples", size)]
     assert CliRunner().invoke(main, ["profile", "tiny.toml", *sizes]).exit_code == 0

@@ -54,7 +54,9 @@ class _Simulate(click.Command):
     type=PolicyName([*NAMES, FIXED, "all"]),
     help="the rule, or one of your own; all: a table of those that fit",
 )
-@click.option("--ranks", type=click.IntRange(1), help="of a pipeline")
+@click.option(
+    "--ranks", type=click.IntRange(1), help="of a pipeline; with --tensor each of them is a team"
+)
 @click.option("--microbatches", type=click.IntRange(1), help="per step")
 @click.option(
     "--like",
