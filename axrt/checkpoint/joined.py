@@ -79,7 +79,7 @@ def _layer_of_parts(
     their records."""
     names = weights_file(place), optimizer_file(place)
     for part, manifest in manifests.items():
-        if manifest.record_of(optimizer_file(place)):
+        if all(map(manifest.record_of, names)):
             for name in names:
                 os.link(part / name, directory / name)
             return {name: manifest.files[name] for name in names}
@@ -112,12 +112,11 @@ class _Layer:
     def __init__(
         self, place: int, layer: nn.Module, parts: Parts, manifests: Mapping[Path, Manifest]
     ) -> None:
-        self._manifests, self._reader = manifests, SliceReader()
-        self._mine = dict(weights_of(place, layer))
-        weights = self._checked(weights_file(place))
+        self._mine, reader = dict(weights_of(place, layer)), SliceReader()
         self._kept = [
-            _Kept(of_weights, _pieces_in(file), parts_in(file))
-            for of_weights, file in zip(weights, self._checked(pieces_file(place)), strict=True)
+            _kept_in(part, place, manifest, reader)
+            for part, manifest in manifests.items()
+            if manifest.record_of(pieces_file(place))
         ]
         # Which member each is of is told by what is kept.
         self._cuts = {name: part for kept in self._kept for name, part in kept.cuts.items()}
@@ -175,13 +174,6 @@ class _Layer:
         """The optimizer's state of each parameter that was trained."""
         return {name: (of.state, None) for name, of in self._wholes.items()}
 
-    def _checked(self, name: str) -> list[CheckedFile]:
-        return [
-            checked_file(part / name, manifest, self._reader)
-            for part, manifest in self._manifests.items()
-            if manifest.record_of(name)
-        ]
-
     def _value(self, name: str, whole: WholeParameter | None) -> Tensor:
         if whole is not None and whole.master is not None:
             return whole.master
@@ -209,8 +201,12 @@ def _shape_of_first(name: str, shape: torch.Size, cuts: Parts) -> torch.Size:
     return cuts[name].of_member(0, whole).shape if name in cuts else shape
 
 
-def _pieces_in(file: CheckedFile) -> list[SavedPiece]:
-    return [_piece(file, name, told) for name, told in told_in(file).items()]
+def _kept_in(part: Path, place: int, manifest: Manifest, reader: SliceReader) -> _Kept:
+    weights, pieces = (
+        checked_file(part / name(place), manifest, reader) for name in (weights_file, pieces_file)
+    )
+    told = [_piece(pieces, name, of) for name, of in told_in(pieces).items()]
+    return _Kept(weights, told, parts_in(pieces))
 
 
 def _check_pieces(name: str, shape: torch.Size, pieces: Sequence[SavedPiece]) -> None:

@@ -26,6 +26,7 @@ SETTINGS = (
 )
 TRAIN = ("-m", "axrt", "train", "tiny.toml", *SETTINGS)
 MOST_LOST = 2  # steps, besides the one under way: those since the newest copy that is whole
+TEAMS = ("parallel.pipe=1", "parallel.tensor=2", "parallel.tensor_shards=2", "model.heads=2")
 GOING_ON = ("run.survive=true", f"checkpoint.every={EVERY}", "run.out=out")
 
 
@@ -103,27 +104,28 @@ def test_ranks_that_are_left_go_on_with_the_batch_of_a_quiet_run(tmp_path: Path)
 
 def test_teams_go_on_as_long_as_one_is_whole(tmp_path: Path) -> None:
     """Shares of a stage stay as they are, on one rank at last."""
-    teams = ("parallel.pipe=1", "parallel.tensor=2", "parallel.tensor_shards=2", "model.heads=2")
-    said = run_with_losses(tmp_path, (1, 0, 1, 0), *GOING_ON, *teams)
+    said = run_with_losses(tmp_path, (1, 0, 1, 0), *GOING_ON, *TEAMS)
     for left, ranks in ((4, "2, replicas: 2"), (3, "2, replicas: 1, spares: 1"), (1, "1, rep")):
         assert f"Left: {left} of the ranks, which go on: ranks in the pipeline: {ranks}" in said
-    check_as_quiet(tmp_path, "parallel.tensor_shards=2", "model.heads=2")
+    check_as_quiet(tmp_path, *TEAMS[2:])
 
 
-@pytest.mark.parametrize("zero", first([1, 0]))
-def test_the_state_comes_from_memory_and_hardly_a_step_is_lost(tmp_path: Path, zero: int) -> None:
+@pytest.mark.parametrize(("zero", "team"), first([(1, ()), (0, TEAMS), (0, ()), (1, TEAMS)]))
+def test_the_state_comes_from_memory_and_hardly_a_step_is_lost(
+    tmp_path: Path, zero: int, team: tuple[str, ...]
+) -> None:
     """Nothing is saved on a disk. A spare takes a lost place; then one replica is left, and that is
     on one host."""
     shm = tmp_path / "shm"
     shm.mkdir()
     kept = ("checkpoint.memory_every=1", f"checkpoint.memory_dir={shm}", "run.host_of=0,0,1,1,0")
     settings = ("run.survive=true", "checkpoint.every=0", "run.out=out", f"memory.zero={zero}")
-    said = run_with_losses(tmp_path, (1, 1), *settings, *kept)
+    said = run_with_losses(tmp_path, (1, 1), *settings, *kept, *team)
     assert said.count("taken from memory: the copies of step") == 2, said
     assert "no copies are kept in memory from here on: " in said
     ran = [line["step"] for line in lines(tmp_path / "out") if "loss" in line]
     assert len(ran) - STEPS <= 2 * MOST_LOST, ran
-    check_as_quiet(tmp_path)
+    check_as_quiet(tmp_path, *team[2:])
 
 
 def test_a_rank_that_leaves_before_mpi_is_up_is_named(tmp_path: Path) -> None:
